@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
 
 import numpy as np
 
@@ -19,9 +18,12 @@ _LOCKED_ELEMENTS = 500
 """NumPy keeps the interpreter's lock while it copies an array of up to this many elements."""
 
 
-def batch_specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSpec]:
+def batch_specs(names: Sequence[str], part: Sequence[np.ndarray], size: int) -> dict[str, TensorSpec]:
     """The specs of a batch of this size with inputs like these."""
-    return {name: TensorSpec.packed((size, *one.shape[1:]), one.dtype) for name, one in part.items()}
+    return {
+        name: TensorSpec.packed((size, *one.shape[1:]), one.dtype)
+        for name, one in zip(names, part, strict=True)
+    }
 
 
 def concatenate(arrays: Sequence[np.ndarray], whole: np.ndarray) -> None:
@@ -30,19 +32,18 @@ def concatenate(arrays: Sequence[np.ndarray], whole: np.ndarray) -> None:
 
 
 def assemble(
-    parts: Sequence[Mapping[str, np.ndarray]],
-    batch: Mapping[str, np.ndarray],
+    parts: Sequence[Sequence[np.ndarray]],
+    batch: Sequence[np.ndarray],
     gather: Gather = concatenate,
 ) -> None:
-    """Fill a batch with the samples of all requests, one after another, copied once.
+    """Fill the inputs of a batch with those of all requests, one after another, copied once.
 
     The rows behind the samples are copies of the last sample. So no row computes values that no request asked
     for.
     """
-    for name, whole in batch.items():
-        given = [*map(itemgetter(name), parts)]
-        given += [given[-1][-1:]] * (len(whole) - sum(map(len, given)))
-        gather(given, whole)
+    for arrays, whole in zip(zip(*parts, strict=True), batch, strict=True):
+        missing = len(whole) - sum(map(len, arrays))
+        gather(arrays + (arrays[-1][-1:],) * missing if missing else arrays, whole)
 
 
 def divide_results(

@@ -6,9 +6,11 @@ The file is long because a batch's whole way is one class: how it forms, waits, 
 from __future__ import annotations
 
 import asyncio
-import time
+from asyncio import _get_running_loop as running_loop_or_none
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import repeat
 from operator import attrgetter, methodcaller
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +18,10 @@ import numpy as np
 from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
+from cudnn_actor.actors.interrupts import run_through
 from cudnn_actor.actors.kept_threads import KeptThreads
 from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.actors.waking import Waking
 from cudnn_actor.models.batch_arrays import (
     Gather,
     assemble,
@@ -27,7 +31,7 @@ from cudnn_actor.models.batch_arrays import (
     total_nbytes,
 )
 from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
-from cudnn_actor.models.batch_requests import Batch, Fitting, Request, comparison
+from cudnn_actor.models.batch_requests import Batch, Fitting, Kinds, Request, comparison, kinds_of
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
@@ -57,6 +61,7 @@ _EXPECTED_WITHIN_S = 1e-3
 """The most seconds that an idle device waits for one more request. For all requests of a batch together, it
 waits twice as long. A server gets a request about every 300 us."""
 
+_Future = asyncio.Future
 _FUTURE, _IS_DONE = attrgetter("future"), methodcaller("done")
 _INPUTS, _SAMPLES = attrgetter("inputs"), attrgetter("samples")
 _SINCE_NS, _TIMER = attrgetter("since_ns"), attrgetter("timer")
@@ -154,13 +159,10 @@ class BatchedModel:
         self._batches: set[Batch] = set()
         self._groups: set[Hashable] = set()
         """The groups (`BatchRules.group_of`) that were warmed."""
-        self._dtypes: dict[str, np.dtype[Any]] = {}
-        """The dtype of each input."""
-        self._alike: Callable[[Mapping[str, Any]], Fitting | None] = comparison({}, {})
+        self._names = tuple(each.name for each in model.inputs)
+        self._accepted: dict[Kinds, tuple[Hashable, int]] = {}
+        self._alike = comparison(self._names, self._accepted)
         """See `comparison`."""
-        self._accepted: dict[tuple[int, ...], Any] = {}
-        """The group and the samples of inputs that fit, by their shapes: a dict by the shape of the first
-        input, whose values are dicts by the shape of the next one, and so on."""
         self._turns = asyncio.Semaphore(rules.in_flight)
         """Each batch that is sent holds one of these."""
         self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
@@ -210,11 +212,10 @@ class BatchedModel:
                     if size == self._rules.sizes[-1]:
                         started = range(self._forming.most_in_flight)
                         self._memory[group] = [await self._model.lend(specs) for _ in started]
-                    self._dtypes = {name: array.dtype for name, array in zeros.items()}
         except BaseException:
             _release_all(self._releases)
             raise
-        self._alike = comparison(self._dtypes, self._accepted)
+        self._callers = Waking(self._loop, _note_nothing, before=_note_nothing, after=_note_nothing)
         self._open, self._serves = True, self._loop
         return self
 
@@ -332,17 +333,17 @@ class BatchedModel:
     def _accept(
         self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
     ) -> Request:
-        loop: Any = asyncio._get_running_loop()
+        loop: Any = running_loop_or_none()
         if loop is not self._serves:  # None is not, either
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
         views, (group, samples) = self._alike(given) or self._check_in_full(given)
-        if timeout is not None:
-            require_timeout(timeout)  # after the names: an input may be named so
         if self._refusals:
             self._require_size(group, samples)
-        request = Request(loop.create_future(), views, group, samples, time.perf_counter_ns(), timeout)
+        request = Request(_Future(loop=loop), views, group, samples, perf_counter_ns())
         if timeout is not None:
+            require_timeout(timeout)  # after the names: an input may be named so
+            request.timeout_s = timeout
             request.timer = loop.call_later(timeout, self._expire, request)
         if self._forming.add(request, group, samples, loop.time()) and not self._waking:
             self._wake()
@@ -365,11 +366,9 @@ class BatchedModel:
         if (group := self._rules.group_of(given)) not in self._groups:
             raise self._rules.not_warmed(given)
         self._rules.check_samples(samples := self._rules.samples_of(given))
-        known, (*leading, last) = self._accepted, [given[name].shape for name in self._dtypes]
-        for shape in leading:
-            known = known.setdefault(shape, {})
-        fits = known[last] = group, samples
-        return given, fits
+        arrays = tuple(given[name] for name in self._names)
+        fits = self._accepted[kinds_of(arrays)] = group, samples
+        return arrays, fits
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         given = self._model.validated_inputs(inputs)
@@ -449,8 +448,7 @@ class BatchedModel:
             if not requests:
                 self._forming.end(batch.taken, self._loop.time())
                 continue
-            for request in requests:
-                request.batch = batch
+            run_through(map(setattr, requests, repeat("batch"), repeat(batch)))
             self._batches.add(batch)
             batch.task = self._loop.create_task(self._run(batch))
         at, timer = self._forming.next_at(), self._timer
@@ -502,12 +500,13 @@ class BatchedModel:
         self._counts["samples"] += samples
         self._counts["padded"] += size - samples
         self._note_batch(samples)
-        began_ns = assembled_ns = time.perf_counter_ns()
+        began_ns = assembled_ns = perf_counter_ns()
         try:
             parts = [*map(_INPUTS, requests)]
             if not several and samples == size:
                 async with self._turns:
-                    results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
+                    inputs = dict(zip(self._names, parts[0], strict=True))
+                    results = await self._model.run_checked(inputs, Deadline(), crashes=crashes)
             else:
                 results, assembled_ns = await self._run_together(
                     parts, group, size, again=not several, crashes=crashes
@@ -522,7 +521,7 @@ class BatchedModel:
             else:
                 self._fail(requests, error)
         else:
-            moments = began_ns, assembled_ns, time.perf_counter_ns()
+            moments = began_ns, assembled_ns, perf_counter_ns()
             self._hand_out(requests, await self._divide(results, counts, size), moments)
 
     def _hand_out(
@@ -534,12 +533,13 @@ class BatchedModel:
         """Answer the requests of a batch. `moments`: when batch and run began, and when the run ended."""
         began_ns, assembled_ns, ran_ns = moments
         samples = sum(map(_SAMPLES, requests))
-        if any(map(_IS_DONE, map(_FUTURE, requests))):
+        futures = [*map(_FUTURE, requests)]
+        if any(map(_IS_DONE, futures)):
             pairs = [*zip(requests, parts, strict=True)]
             requests = [request for request, _ in pairs if not request.future.done()]
             parts = [part for request, part in pairs if not request.future.done()]
-        for future, result in zip(map(_FUTURE, requests), parts, strict=True):
-            future.set_result(result)
+            futures = [*map(_FUTURE, requests)]
+        self._set_results(futures, parts)
         for timer in filter(None, map(_TIMER, requests)):
             timer.cancel()
         if self.on_batch is not None:
@@ -548,9 +548,23 @@ class BatchedModel:
                 waited_ns=began_ns * len(requests) - sum(map(_SINCE_NS, requests)),
                 assembled_ns=assembled_ns - began_ns,
                 ran_ns=ran_ns - assembled_ns,
-                divided_ns=time.perf_counter_ns() - ran_ns,
+                divided_ns=perf_counter_ns() - ran_ns,
             )
             self.on_batch(times)
+
+    def _set_results(
+        self, futures: list[asyncio.Future[dict[str, np.ndarray]]], parts: Sequence[dict[str, np.ndarray]]
+    ) -> None:
+        """Give answers to futures. Their tasks run in a next callback of the loop."""
+        try:
+            while True:
+                try:
+                    self._callers.set_results(futures, parts)
+                    break
+                except asyncio.InvalidStateError:  # a signal handler has cancelled one: the others get theirs
+                    continue
+        finally:
+            self._callers.wake_soon()
 
     async def _divide(
         self, results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
@@ -561,7 +575,7 @@ class BatchedModel:
         return divide_results(results, counts, size, locked=self._copying.under_way > 0)
 
     async def _run_together(
-        self, parts: Sequence[Mapping[str, np.ndarray]], group: Hashable, size: int, **options: Any
+        self, parts: Sequence[tuple[np.ndarray, ...]], group: Hashable, size: int, **options: Any
     ) -> tuple[dict[str, np.ndarray], int]:
         """Assemble a batch in memory that the device reads without another copy, and run it.
 
@@ -570,14 +584,16 @@ class BatchedModel:
         """
         unused = self._memory.setdefault(group, [])
         memory = (
-            unused.pop() if unused else await self._model.lend(batch_specs(parts[0], self._rules.sizes[-1]))
+            unused.pop()
+            if unused
+            else await self._model.lend(batch_specs(self._names, parts[0], self.max_batch))
         )
-        batch = {name: whole[:size] for name, whole in memory.items()}
+        batch = {name: memory[name][:size] for name in self._names}
         if total_nbytes([batch]) <= _ON_LOOP_BYTES:
-            assemble(parts, batch)
+            assemble(parts, [*batch.values()])
         else:
-            await self._copying.run(assemble, parts, batch, self._gather)
-        assembled_ns = time.perf_counter_ns()
+            await self._copying.run(assemble, parts, [*batch.values()], self._gather)
+        assembled_ns = perf_counter_ns()
         async with self._turns:
             results = await self._model.run_checked(batch, Deadline(), **options)
         if self._open:
@@ -621,6 +637,10 @@ class BatchedModel:
             if not request.future.done():
                 own = error.again() if isinstance(error, CudnnActorError) else error
                 request.future.set_exception(own)
+
+
+def _note_nothing(*_: object) -> None:
+    """Who waits for a batch's answers needs nothing but those."""
 
 
 def _release_all(releases: list[Callable[[], None]]) -> None:
