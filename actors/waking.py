@@ -22,11 +22,13 @@ __all__ = ["Waking"]
 
 _Future = asyncio.Future
 _done, _set_result, _remove = _Future.done, _Future.set_result, _Future.remove_done_callback
-_callbacks_of, _first = attrgetter("_callbacks"), itemgetter(0)
+_callbacks_of, _first, _second = attrgetter("_callbacks"), itemgetter(0), itemgetter(1)
+_run_in = contextvars.Context.run
 _together, _again_and_again = itertools.chain.from_iterable, itertools.repeat
 _Callback = Callable[[asyncio.Future[Any]], object]
 _Waiting = tuple[_Callback, contextvars.Context]
-_Woken = Iterator[tuple[_Waiting, asyncio.Future[Any]]]
+_Woken = Iterator[object]
+"""To go one step through it is to call one of those who wait."""
 
 
 class Waking:
@@ -55,7 +57,7 @@ class Waking:
     ) -> None:
         self._loop, self._if_cancelled, self._before, self._after = loop, if_cancelled, before, after
         self._woken: deque[_Woken] = deque()
-        """Those who wait for results that are set, batch by batch. Each leaves its iterator just before it is
+        """Those who wait for results that are set, batch by batch. Each leaves its iterator when it is
         called."""
 
     def __bool__(self) -> bool:
@@ -89,7 +91,7 @@ class Waking:
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
             waiting = list(_together(filter(None, those_of)))
             callbacks = list(map(_first, waiting))
-        woken = zip(waiting, owners)  # noqa: B905 - they have the same length
+        woken = map(_run_in, map(_second, waiting), callbacks, owners)
         both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
             # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
@@ -101,16 +103,16 @@ class Waking:
 
     def _put_back(self, waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> None:
         """Let the futures that have no result have their callbacks again, but for cancelled ones."""
-        woken = []
+        done = []
         for (callback, context), future in zip(waiting, owners, strict=True):
             if future.cancelled():
                 continue
             if future.done():
-                woken.append(((callback, context), future))
+                done.append((context, callback, future))
             else:
                 future.remove_done_callback(callback)
                 future.add_done_callback(callback, context=context)
-        self._woken.append(iter(woken))
+        self._woken.append(itertools.starmap(_run_in, done))
 
     def wake(self) -> None:
         """Call those who wait for results that are set, as the loop does: each in its context. Only in a
@@ -119,8 +121,7 @@ class Waking:
         try:
             self._before()
             while woken:
-                for (callback, context), future in woken[0]:
-                    context.run(callback, future)
+                run_through(woken[0])
                 woken.popleft()
         except BaseException:  # the loop reports it, and goes on with the others
             self._loop.call_soon(self.wake)

@@ -71,8 +71,6 @@ def _comparison_of_one(
     known = accepted.get
 
     def compare(inputs: Mapping[str, Any]) -> Fitting | None:
-        if type(inputs) is not dict:
-            return None
         try:
             ((key, array),) = inputs.items()
             fits = known(_KIND_OF(array))

@@ -291,13 +291,26 @@ class BatchedModel:
         CudnnActorError
             The run has failed for another reason.
         """
-        request = self._accept(inputs, named, timeout)
+        # The same as `_accept`, inlined: this is in the way of each sample.
+        loop: Any = running_loop_or_none()
+        if loop is not self._serves:  # None is not, either
+            raise self._misuse()
+        given = named if inputs is None else named_once(inputs, named) if named else inputs
+        views, (group, samples) = self._alike(given) or self._check_in_full(given)
+        request = Request(future := _Future(loop=loop), views, group, samples, perf_counter_ns())
+        if timeout is not None or self._refusals:
+            self._limit(request, timeout)
+        forming = self._forming
+        if samples == 1 and len(forming.arrived) < forming.room:
+            forming.arrived.append((request, group, loop.time()))
+        elif forming.add(request, group, samples, loop.time()) and not self._waking:
+            self._wake()
         try:
-            return await request.future
+            return await future
         except BaseException:
             # The task was cancelled, or closed with its loop. If an error is the answer, this does nothing.
-            with tolerating_closed(request.future.get_loop()):
-                request.future.cancel()
+            with tolerating_closed(loop):
+                future.cancel()
                 self._withdraw(request)
             raise
 
@@ -338,13 +351,9 @@ class BatchedModel:
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
         views, (group, samples) = self._alike(given) or self._check_in_full(given)
-        if self._refusals:
-            self._require_size(group, samples)
         request = Request(_Future(loop=loop), views, group, samples, perf_counter_ns())
-        if timeout is not None:
-            require_timeout(timeout)  # after the names: an input may be named so
-            request.timeout_s = timeout
-            request.timer = loop.call_later(timeout, self._expire, request)
+        if timeout is not None or self._refusals:
+            self._limit(request, timeout)
         if self._forming.add(request, group, samples, loop.time()) and not self._waking:
             self._wake()
         return request
@@ -390,11 +399,16 @@ class BatchedModel:
                 )
         return given  # type: ignore[return-value]  # checked above
 
-    def _require_size(self, group: Hashable, samples: int) -> None:
-        """Raise the group's refusal if a batch cannot have this many samples."""
-        sizes = self._forming.sizes(group)
-        if not sizes or samples > sizes[-1]:
-            raise self._refusals[group].again()
+    def _limit(self, request: Request, timeout: float | None) -> None:
+        """Start the time of a request. Raises its group's refusal if a batch cannot have so many samples."""
+        if timeout is not None:
+            require_timeout(timeout)  # after the names: an input may be named so
+        sizes = self._forming.sizes(request.group)
+        if not sizes or request.samples > sizes[-1]:
+            raise self._refusals[request.group].again()
+        if timeout is not None:
+            request.timeout_s = timeout
+            request.timer = request.future.get_loop().call_later(timeout, self._expire, request)
 
     def _error(self, problem: str, fix: str) -> InvalidRequest:
         return InvalidRequest(field="endpoint", value=self, problem=problem, fix=fix)

@@ -121,17 +121,19 @@ class FormingBatches(Generic[R]):
         self._remaining_sizes: dict[Hashable, tuple[int, ...]] = {}
         """For groups of which a size is left out: the sizes that remain."""
         self._numbers = count()
-        self._arrived: list[tuple[R, Hashable, float]] = []
+        self.arrived: list[tuple[R, Hashable, float]] = []
         """Requests of one sample that came while nothing could start because of them: each with its group and
         its time. They are counted all at once, before anything else is done or asked."""
-        self._enough: float = 0
-        """While `in_flight` batches run: the length of `_arrived` at which a batch may be full, and start."""
+        self.room: float = 0
+        """While `in_flight` batches run: how many requests `arrived` may have before a batch may be full, and
+        start. 0 while fewer run. So while `arrived` is shorter than this, whoever has a request of one sample
+        may append it there, in place of a call of `add`."""
         self._latest = -math.inf
         """When the latest request came."""
         self._latest_end = -math.inf
         """When the latest batch ended."""
         self._counted = 0
-        """How many requests are under way, without those in `_arrived`."""
+        """How many requests are under way, without those in `arrived`."""
         self._requests_running = 0
         self._recent = 0
         """How many requests were under way recently: see above."""
@@ -145,12 +147,12 @@ class FormingBatches(Generic[R]):
     @property
     def under_way(self) -> int:
         """How many requests wait, or are in batches that have started and not ended."""
-        return self._counted + len(self._arrived)
+        return self._counted + len(self.arrived)
 
     @property
     def samples(self) -> int:
         """How many samples the waiting requests have together."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         return sum(group.samples for group in self._groups.values())
 
@@ -171,13 +173,11 @@ class FormingBatches(Generic[R]):
         needs to be asked before the time that `next_at` gave last, or before the next end of a batch, or the
         next `remove`.
         """
-        if samples == 1 and self.running >= self._in_flight:
-            self._arrived.append((request, group, now))
-            if len(self._arrived) < self._enough:
-                return False
-            self._count_arrived()
-            return self._lacks() <= 0
-        if self._arrived:
+        arrived = self.arrived
+        if samples == 1 and len(arrived) < self.room:
+            arrived.append((request, group, now))
+            return False
+        if arrived:
             self._count_arrived()
         under_way = self._counted + 1
         if under_way == 1 and now - self._latest_end > _RECENT * self._expected_within:
@@ -192,7 +192,7 @@ class FormingBatches(Generic[R]):
         if recent < under_way:
             self._recent = recent = under_way
         if self.running >= self._in_flight:
-            self._set_enough()
+            self._set_room()
             return waiting_samples >= waiting.most and self.running < self.most_in_flight
         if is_first or waiting_samples >= waiting.most:
             return True
@@ -201,7 +201,7 @@ class FormingBatches(Generic[R]):
     def remove(self, request: R, group: Hashable) -> bool:
         """Remove a request that waits. Returns whether it waited: then `take` may give a full batch that came
         after it."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         waiting = self._groups.get(group)
         if waiting is None or request not in waiting.requests:
@@ -209,13 +209,12 @@ class FormingBatches(Generic[R]):
         self._forget(group, waiting, [request])
         self._counted -= 1
         self._recent -= 1  # it is not expected again
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
         return True
 
     def take(self, now: float) -> list[R] | None:
         """The requests of the next batch that may start now, which runs from then on; None if none may."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         if not self._groups or self.running >= self.most_in_flight:
             return None
@@ -229,15 +228,14 @@ class FormingBatches(Generic[R]):
         self.running += 1
         taken = self._take_from(group)
         self._requests_running += len(taken)
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
         return taken
 
     def next_at(self) -> float | None:
         """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
         if self.running >= self._in_flight:
             return None
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         if not self._groups:
             return None
@@ -249,14 +247,13 @@ class FormingBatches(Generic[R]):
 
     def end(self, requests: int, now: float) -> None:
         """Note the end of a batch. `requests`: how many it had."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         self._latest_end = now
         self.running -= 1
         self._counted -= requests
         self._requests_running -= requests
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
 
     def expect_no_more(self) -> None:
         """Let batches start from now on without a wait for expected requests."""
@@ -264,11 +261,10 @@ class FormingBatches(Generic[R]):
 
     def leave_out(self, group: Hashable, size: int) -> list[R]:
         """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         self._remaining_sizes[group] = tuple(each for each in self.sizes(group) if each != size)
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
         waiting = self._groups.get(group)
         if waiting is None:
             return []
@@ -280,24 +276,22 @@ class FormingBatches(Generic[R]):
         ]
         self._forget(group, waiting, unfit)
         self._counted -= len(unfit)
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
         return unfit
 
     def clear(self) -> list[R]:
         """Remove and return all requests that wait."""
-        if self._arrived:
+        if self.arrived:
             self._count_arrived()
         requests = [request for group in self._groups.values() for request in group.requests]
         self._groups.clear()
         self._counted = self._requests_running
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self._set_room()
         return requests
 
     def _count_arrived(self) -> None:
-        """Count the requests in `_arrived`: at least one. A batch has been running since they came."""
-        requests, groups, times = zip(*self._arrived, strict=True)
+        """Count the requests in `arrived`: at least one. A batch has been running since they came."""
+        requests, groups, times = zip(*self.arrived, strict=True)
         if groups.count(groups[0]) == len(groups):  # nearly always; so Python runs no code for each of them
             self._join(groups[0], requests, times)
         else:
@@ -306,9 +300,8 @@ class FormingBatches(Generic[R]):
         self._latest = times[-1]
         self._counted += len(requests)
         self._recent = max(self._recent, self._counted)
-        self._arrived.clear()
-        if self.running >= self._in_flight:
-            self._set_enough()
+        self.arrived.clear()
+        self._set_room()
 
     def _join(self, group: Hashable, requests: Sequence[R], times: Sequence[float]) -> None:
         """Add requests of one sample each to a group."""
@@ -320,14 +313,17 @@ class FormingBatches(Generic[R]):
         waiting.requests.update(zip(requests, ways, strict=False))
         waiting.samples += len(requests)
 
-    def _set_enough(self) -> None:
-        """Note what `add` asks before it counts requests, while `in_flight` batches run.
+    def _set_room(self) -> None:
+        """Note what `add` asks before it counts requests.
 
-        Then only a full batch of the group that came first may start. Once that is full, `add` has said so,
-        and more requests change nothing.
+        While `in_flight` batches run, only a full batch of the group that came first may start. Once that is
+        full, `add` has said so, and more requests change nothing.
         """
+        if self.running < self._in_flight:
+            self.room = 0
+            return
         lacks = self._lacks() if self.running < self.most_in_flight else 0
-        self._enough = lacks if lacks > 0 else math.inf
+        self.room = lacks - 1 if lacks > 0 else math.inf
 
     def _lacks(self) -> int:
         """How many samples a full batch of the group that came first lacks; 1 if that is not known."""

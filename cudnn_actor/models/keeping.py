@@ -13,6 +13,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
 """A function that has the service forget graphs of a model by their names, or all of them (None). It does not
 wait."""
 
+_NBYTES = attrgetter("nbytes")
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
 
@@ -382,9 +384,11 @@ class Keeping:
         Returns these graphs, and the buffers that no graph needs any more."""
         if len(self.kept) <= 1 and not self.closed:
             return [], []
+        nbytes = sum(map(_NBYTES, self.kept.values()))
+        if not self.closed and len(self.kept) <= MOST_KEPT and nbytes <= self._graphs.limit:
+            return [], []
         evicted: list[Kept] = []
         unused: list[BufferRef] = []
-        nbytes = sum(kept.nbytes for kept in self.kept.values())
         for key in [key for key, kept in self.kept.items() if not kept.runs]:
             if not self.closed and (
                 len(self.kept) == 1 or (len(self.kept) <= MOST_KEPT and nbytes <= self._graphs.limit)
