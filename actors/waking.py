@@ -13,7 +13,7 @@ import contextvars
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, length_hint
 from typing import Any
 
 from cudnn_actor.actors.interrupts import run_through
@@ -27,8 +27,10 @@ _run_in = contextvars.Context.run
 _together, _again_and_again = itertools.chain.from_iterable, itertools.repeat
 _Callback = Callable[[asyncio.Future[Any]], object]
 _Waiting = tuple[_Callback, contextvars.Context]
-_Woken = Iterator[object]
-"""To go one step through it is to call one of those who wait."""
+_Woken = tuple[Iterator[object], Iterator[object]]
+"""Those who wait. To go one step through the first iterator is to call one of them, which leaves the second.
+A call of a C function that does nothing comes last."""
+_LAST: _Waiting = id, contextvars.Context()
 
 
 class Waking:
@@ -91,7 +93,7 @@ class Waking:
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
             waiting = list(_together(filter(None, those_of)))
             callbacks = list(map(_first, waiting))
-        woken = map(_run_in, map(_second, waiting), callbacks, owners)
+        woken = _woken(waiting, owners)
         both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
             # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
@@ -103,16 +105,17 @@ class Waking:
 
     def _put_back(self, waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> None:
         """Let the futures that have no result have their callbacks again, but for cancelled ones."""
-        done = []
+        done_waiting, done = [], []
         for (callback, context), future in zip(waiting, owners, strict=True):
             if future.cancelled():
                 continue
             if future.done():
-                done.append((context, callback, future))
+                done_waiting.append((callback, context))
+                done.append(future)
             else:
                 future.remove_done_callback(callback)
                 future.add_done_callback(callback, context=context)
-        self._woken.append(itertools.starmap(_run_in, done))
+        self._woken.append(_woken(done_waiting, done))
 
     def wake(self) -> None:
         """Call those who wait for results that are set, as the loop does: each in its context. Only in a
@@ -121,7 +124,11 @@ class Waking:
         try:
             self._before()
             while woken:
-                run_through(woken[0])
+                calls, left = woken[0]
+                run_through(calls)
+                if length_hint(left):
+                    # A callback has raised it, which no task does, and so has ended `run_through`.
+                    raise StopIteration
                 woken.popleft()
         except BaseException:  # the loop reports it, and goes on with the others
             self._loop.call_soon(self.wake)
@@ -133,3 +140,9 @@ class Waking:
         """Have the loop call `wake` if there is anybody to call, for a caller that is about to raise."""
         if self._woken:
             self._loop.call_soon(self.wake)
+
+
+def _woken(waiting: list[_Waiting], futures: list[asyncio.Future[Any]]) -> _Woken:
+    waiting = [*waiting, _LAST]
+    left = iter([*futures, None])
+    return map(_run_in, map(_second, waiting), map(_first, waiting), left), left
