@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from operator import attrgetter
 
 import numpy as np
 
@@ -14,6 +15,7 @@ __all__ = ["Gather", "assemble", "batch_specs", "concatenate", "divide_results",
 Gather = Callable[[Sequence[np.ndarray], np.ndarray], object]
 """A function that copies arrays, one after another along the leading dim, into one array, and fills it."""
 
+_NBYTES = attrgetter("nbytes")
 _LOCKED_ELEMENTS = 500
 """NumPy keeps the interpreter's lock while it copies an array of up to this many elements."""
 
@@ -68,7 +70,7 @@ def divide_results(
 
 
 def _copies(whole: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
-    if sum(counts) == len(counts):  # nearly always; so Python runs no code for each row
+    if _is_one_each(counts):  # nearly always; so Python runs no code for each row
         return [*map(np.ndarray.copy, whole[: len(counts), None])]
     ends = [*accumulate(counts)]
     return [whole[end - count : end].copy() for count, end in zip(counts, ends, strict=True)]
@@ -79,16 +81,21 @@ def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int]) -> list[np.n
 
     Python itself copies the bytes.
     """
-    content, dims, dtype = whole.reshape(-1).view(np.uint8).data, whole.shape[1:], whole.dtype
+    content, dims = whole.reshape(-1).view(np.uint8).data, whole.shape[1:]
     row = whole.nbytes // len(whole)
-    shapes = {count: (count, *dims) for count in counts}
-    ends = [row * end for end in accumulate(counts)]
-    return [
-        np.ndarray(shapes[count], dtype, bytearray(content[end - row * count : end]))
-        for count, end in zip(counts, ends, strict=True)
-    ]
+    ends: Sequence[int]
+    if _is_one_each(counts):  # nearly always; so Python runs no code for each row
+        ends, shapes = range(row, row * len(counts) + 1, row), repeat((1, *dims))
+    else:
+        ends, shapes = [row * end for end in accumulate(counts)], iter([(count, *dims) for count in counts])
+    places = map(slice, chain((0,), ends), ends)
+    return [*map(np.ndarray, shapes, repeat(whole.dtype), map(bytearray, map(content.__getitem__, places)))]
 
 
-def total_nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:
+def _is_one_each(counts: Sequence[int]) -> bool:
+    return sum(counts) == len(counts)
+
+
+def total_nbytes(arrays: Iterable[np.ndarray]) -> int:
     """The bytes of all arrays together."""
-    return sum(array.nbytes for part in parts for array in part.values())
+    return sum(map(_NBYTES, arrays))

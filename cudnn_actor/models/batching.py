@@ -584,7 +584,7 @@ class BatchedModel:
         self, results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
     ) -> list[dict[str, np.ndarray]]:
         """The outputs of each request. See `batch_arrays.divide_results`."""
-        if total_nbytes([results]) > _ON_LOOP_BYTES:
+        if total_nbytes(results.values()) > _ON_LOOP_BYTES:
             return await self._copying.run(divide_results, results, counts, size)
         return divide_results(results, counts, size, locked=self._copying.under_way > 0)
 
@@ -602,13 +602,14 @@ class BatchedModel:
             if unused
             else await self._model.lend(batch_specs(self._names, parts[0], self.max_batch))
         )
-        batch = {name: memory[name][:size] for name in self._names}
-        if total_nbytes([batch]) <= _ON_LOOP_BYTES:
-            assemble(parts, [*batch.values()])
+        arrays = [memory[name][:size] for name in self._names]
+        if total_nbytes(arrays) <= _ON_LOOP_BYTES:
+            assemble(parts, arrays)
         else:
-            await self._copying.run(assemble, parts, [*batch.values()], self._gather)
+            await self._copying.run(assemble, parts, arrays, self._gather)
         assembled_ns = perf_counter_ns()
         async with self._turns:
+            batch = dict(zip(self._names, arrays, strict=True))
             results = await self._model.run_checked(batch, Deadline(), **options)
         if self._open:
             unused.append(memory)
