@@ -124,11 +124,7 @@ class Waking:
         try:
             self._before()
             while woken:
-                calls, left = woken[0]
-                run_through(calls)
-                if length_hint(left):
-                    # A callback has raised it, which no task does, and so has ended `run_through`.
-                    raise StopIteration
+                _call(*woken[0])
                 woken.popleft()
         except BaseException:  # the loop reports it, and goes on with the others
             self._loop.call_soon(self.wake)
@@ -142,7 +138,17 @@ class Waking:
             self._loop.call_soon(self.wake)
 
 
+def _call(calls: Iterator[object], left: Iterator[object]) -> None:
+    """Call those who wait."""
+    run_through(calls)
+    if length_hint(
+        left
+    ):  # a callback has raised this, which no task does, and `run_through` took it for the end
+        raise StopIteration("a callback has raised it")
+
+
 def _woken(waiting: list[_Waiting], futures: list[asyncio.Future[Any]]) -> _Woken:
+    """Those who wait for these futures, in the same order."""
     waiting = [*waiting, _LAST]
     left = iter([*futures, None])
     return map(_run_in, map(_second, waiting), map(_first, waiting), left), left

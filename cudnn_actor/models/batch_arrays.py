@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ Gather = Callable[[Sequence[np.ndarray], np.ndarray], object]
 """A function that copies arrays, one after another along the leading dim, into one array, and fills it."""
 
 _NBYTES = attrgetter("nbytes")
+_array: Callable[[tuple[int, ...], np.dtype[Any], bytearray], np.ndarray] = np.ndarray
 _LOCKED_ELEMENTS = 500
 """NumPy keeps the interpreter's lock while it copies an array of up to this many elements."""
 
@@ -83,13 +85,15 @@ def _copies_with_the_lock(whole: np.ndarray, counts: Sequence[int]) -> list[np.n
     """
     content, dims = whole.reshape(-1).view(np.uint8).data, whole.shape[1:]
     row = whole.nbytes // len(whole)
-    ends: Sequence[int]
+    ends: Iterable[int]
+    shapes: Iterable[tuple[int, ...]]
     if _is_one_each(counts):  # nearly always; so Python runs no code for each row
         ends, shapes = range(row, row * len(counts) + 1, row), repeat((1, *dims))
     else:
-        ends, shapes = [row * end for end in accumulate(counts)], iter([(count, *dims) for count in counts])
+        ends, shapes = [row * end for end in accumulate(counts)], [(count, *dims) for count in counts]
     places = map(slice, chain((0,), ends), ends)
-    return [*map(np.ndarray, shapes, repeat(whole.dtype), map(bytearray, map(content.__getitem__, places)))]
+    copies = map(bytearray, map(content.__getitem__, places))
+    return [*map(_array, shapes, repeat(whole.dtype), copies)]
 
 
 def _is_one_each(counts: Sequence[int]) -> bool:

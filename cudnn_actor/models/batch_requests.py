@@ -13,7 +13,8 @@ import numpy as np
 __all__ = ["Batch", "Fitting", "Kinds", "Request", "comparison", "kinds_of"]
 
 Fitting = tuple[tuple[np.ndarray, ...], tuple[Hashable, int]]
-"""The inputs of a request that fit, in the order of the model's; their group, and how many samples they have."""
+"""The inputs of a request that fit, in the order of the model's; their group, and how many samples they
+have."""
 
 Kinds = Hashable
 """The class, dtype and dims of an input; a tuple of these where the model has several inputs."""

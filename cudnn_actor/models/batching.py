@@ -297,7 +297,8 @@ class BatchedModel:
             raise self._misuse()
         given = named if inputs is None else named_once(inputs, named) if named else inputs
         views, (group, samples) = self._alike(given) or self._check_in_full(given)
-        request = Request(future := _Future(loop=loop), views, group, samples, perf_counter_ns())
+        future: asyncio.Future[dict[str, np.ndarray]] = _Future(loop=loop)
+        request = Request(future, views, group, samples, perf_counter_ns())
         if timeout is not None or self._refusals:
             self._limit(request, timeout)
         forming = self._forming

@@ -138,6 +138,24 @@ async def test_a_callback_that_raises_is_reported_and_the_others_run() -> None:
     assert not waking
 
 
+async def test_a_stop_iteration_of_the_last_callback_is_reported_too() -> None:
+    loop, reported = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    waking = waking_with()
+    futures = [loop.create_future() for _ in range(2)]
+
+    def raises(_: object) -> None:
+        raise StopIteration
+
+    futures[0].add_done_callback(nothing)
+    futures[1].add_done_callback(raises)
+    waking.set_results(futures, range(2))
+    await woken_by(waking)
+    await turns()
+    assert [type(error) for error in reported] == [StopIteration]
+    assert not waking
+
+
 async def test_an_interrupt_before_anybody_was_woken_loses_nobody() -> None:
     """As of a signal handler. Whoever has called `wake` may have it called again."""
     loop, ran = asyncio.get_running_loop(), list[Any]()

@@ -306,6 +306,34 @@ async def test_a_cancelled_request_takes_only_its_own_samples_back() -> None:
         assert endpoint.statistics().samples == 3
 
 
+async def test_a_caller_that_is_cancelled_once_its_answer_is_there_takes_no_other_answer_away() -> None:
+    async with batched(max_batch=4, max_delay_us=FOR_EVER_US) as (_, endpoint):
+        callers = [asyncio.create_task(endpoint(x=rows(value))) for value in range(4)]
+        endpoint.on_batch = lambda _: callers[1].cancel()  # before any of them has run
+        answers = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(answers.pop(1), asyncio.CancelledError)
+        for value, answer in zip((0, 2, 3), answers, strict=True):
+            assert not isinstance(answer, BaseException)
+            check(answer, value)
+        assert (endpoint.statistics().waiting, endpoint.statistics().running) == (0, 0)
+
+
+async def test_a_caller_that_raises_once_it_is_woken_keeps_no_other_from_its_answer() -> None:
+    async with batched(max_batch=4, max_delay_us=FOR_EVER_US) as (_, endpoint):
+
+        async def call(value: int) -> dict[str, np.ndarray]:
+            answer = await endpoint(x=rows(value))
+            if value == 1:
+                raise LookupError
+            return answer
+
+        answers = await asyncio.gather(*(call(value) for value in range(4)), return_exceptions=True)
+        assert isinstance(answers.pop(1), LookupError)
+        for value, answer in zip((0, 2, 3), answers, strict=True):
+            assert not isinstance(answer, BaseException)
+            check(answer, value)
+
+
 async def test_a_batch_that_nobody_waits_for_any_more_is_withdrawn() -> None:
     async with held(max_delay_us=0) as (gpu, endpoint, gate, first):
         waiting = [endpoint.submit(x=rows(n)) for n in range(3)]

@@ -303,7 +303,7 @@ class Asking:
     """Batches of requests that are asked for what may start, as `BatchedModel` asks.
 
     They are asked at each end, at the latest when `next_at` said, once a request was withdrawn, and after a
-    request: after each, or only where `add` says so.
+    request: after each, or only where `add` says so, if it has to be called at all.
     """
 
     def __init__(self, devices: int, *, always: bool) -> None:
@@ -322,7 +322,9 @@ class Asking:
 
     def add(self, number: int, group: int, samples: int, now: float) -> None:
         self._waiting[number] = group
-        if self._batches.add(number, group, samples, now) or self._always:
+        if not self._always and samples == 1 and len(self._batches.arrived) < self._batches.room:
+            self._batches.arrived.append((number, group, now))
+        elif self._batches.add(number, group, samples, now) or self._always:
             self._ask(now)
 
     def withdraw_the_first(self, now: float) -> None:
