@@ -93,7 +93,7 @@ class Waking:
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
             waiting = list(_together(filter(None, those_of)))
             callbacks = list(map(_first, waiting))
-        woken = _woken(waiting, owners)
+        woken = _calls_of(waiting, owners)
         both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
             # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
@@ -115,7 +115,7 @@ class Waking:
             else:
                 future.remove_done_callback(callback)
                 future.add_done_callback(callback, context=context)
-        self._woken.append(_woken(done_waiting, done))
+        self._woken.append(_calls_of(done_waiting, done))
 
     def wake(self) -> None:
         """Call those who wait for results that are set, as the loop does: each in its context. Only in a
@@ -147,7 +147,7 @@ def _call(calls: Iterator[object], left: Iterator[object]) -> None:
         raise StopIteration("a callback has raised it")
 
 
-def _woken(waiting: list[_Waiting], futures: list[asyncio.Future[Any]]) -> _Woken:
+def _calls_of(waiting: list[_Waiting], futures: list[asyncio.Future[Any]]) -> _Woken:
     """Those who wait for these futures, in the same order."""
     waiting = [*waiting, _LAST]
     left = iter([*futures, None])
