@@ -25,6 +25,7 @@ from cudnn_actor.logging import TextFormatter
 from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.processes.server_process import ForkedServer
 
+from .compiling import FOLDERS_OF_MARKERS, import_share
 from .forked_programs import end_server, forking_forkservers, server_descriptors
 from .inside import launchers
 from .left_out import left_out
@@ -94,15 +95,16 @@ def _products(items: list[pytest.Item]) -> Iterable[tuple[int, list[pytest.Funct
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out a folder if `-m` leaves out what marks each of its tests: gpu/ has thousands, for nobody."""
-    named_as_its_marker = collection_path.parent == HERE and collection_path.name in ("gpu", "support")
+    named_as_its_marker = collection_path.parent == HERE and collection_path.name in FOLDERS_OF_MARKERS
     return True if named_as_its_marker and left_out(collection_path.name, config.option.markexpr) else None
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect no garbage meanwhile: nearly all that is made stays, and to look at it takes a third longer."""
     gc.disable()
     try:
+        import_share(session.config)
         return (yield)
     finally:
         gc.enable()

@@ -1,0 +1,75 @@
+"""Processes of pytest-xdist share the compiling of tests: each begins with tests of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import forked_programs
+from .compiling import share
+from .patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[1]
+IMPORTS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests.compiling import import_share
+
+worker = {"workerid": f"gw{sys.argv[1]}", "workercount": 2}
+config = SimpleNamespace(
+    workerinput=worker,
+    args=sys.argv[3:],
+    option=SimpleNamespace(markexpr=sys.argv[2]),
+    invocation_params=SimpleNamespace(dir=Path.cwd()),
+)
+import_share(config)
+print(*(name for name in sys.modules if ".test_" in name))
+"""
+
+
+def imported(number: int, expression: str, *args: str) -> set[str]:
+    """The modules of tests that one of two processes imports at first."""
+    words = ["-c", IMPORTS, str(number), expression, *args]
+    done = forked_programs.run(words, cwd=ROOT, timeout=PATIENCE_S, check=True)
+    return set(done.stdout.split())
+
+
+def names(folder: str) -> set[str]:
+    return {f"tests.{folder}.{file.stem}" for file in (ROOT / "tests" / folder).glob("test_*.py")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_each_file_is_in_one_share_and_shares_have_about_as_many_bytes(count: int, tmp_path: Path) -> None:
+    files = [tmp_path / f"test_{number:02}.py" for number in range(40)]
+    for number, file in enumerate(files):
+        file.write_bytes(b"#" * (1 + number % 7))
+    shares = [share(files, number, count) for number in range(count)]
+    assert [file for each in shares for file in each] == files
+    sizes = [sum(file.stat().st_size for file in each) for each in shares]
+    assert max(sizes) - min(sizes) <= 2 * 7
+
+
+def test_of_no_file_there_is_no_share() -> None:
+    assert share([], 0, 2) == []
+
+
+def test_two_processes_import_each_test_of_a_folder_once() -> None:
+    first, second = (imported(number, "", "tests/plan_store") for number in range(2))
+    assert first
+    assert second
+    assert (first | second, first & second) == (names("plan_store"), set())
+
+
+def test_what_a_marker_leaves_out_is_not_imported_nor_what_is_no_test() -> None:
+    words = ("tests/support", "tests/plan_store/test_stored.py::test_name", "tests/whole.py")
+    found = imported(0, "not gpu and not support", *words) | imported(1, "not gpu and not support", *words)
+    assert found <= {"tests.plan_store.test_stored"}
+
+
+def test_what_cannot_be_imported_is_left_to_pytest(tmp_path: Path) -> None:
+    """Here: pytest's own process, which is none of pytest-xdist's, or is one already."""
+    assert "tests.test_nowhere" not in sys.modules
