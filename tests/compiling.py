@@ -1,8 +1,9 @@
-"""In a clone that has no compiled tests yet, the processes of pytest-xdist compile each test once between them.
+"""In a clone that has no compiled tests yet, the processes of pytest-xdist share the compiling of them.
 
 Each process collects all tests, and all of them begin at the same time, in the same order. So each would
-compile every test, and rewrite its assertions, as the others do at that moment: seven seconds of each. Instead,
-a process first imports a share of the tests. When it collects the rest, it finds what the others have compiled.
+compile every test, and rewrite its assertions, as the others do at that moment, which takes nine seconds.
+Instead, a process first imports a share of the tests. When it collects the rest, it finds what the others
+have compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 from .left_out import left_out
 
-__all__ = ["FOLDERS_OF_MARKERS", "import_share", "share"]
+__all__ = ["FOLDERS_OF_MARKERS", "import_share", "own_share", "share"]
 
 FOLDERS_OF_MARKERS = ("gpu", "support")
 """Folders of tests that all have a marker, which has the folder's name."""
@@ -25,18 +26,24 @@ HERE = Path(__file__).parent
 
 
 def import_share(config: pytest.Config) -> None:
-    """Import this process' share of the tests that it is to collect, if it is one of pytest-xdist's.
+    """Import this process' share of the tests that it is to collect.
 
     What cannot be imported is left to pytest, which imports it again and reports why.
     """
+    for name in own_share(config):
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+def own_share(config: pytest.Config) -> list[str]:
+    """The names of modules that this process imports first: none if it is not one of pytest-xdist's."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
-        return
+        return []
     files = _files(config.invocation_params.dir / word.split("::")[0] for word in config.args)
-    unmarked = [file for file in files if not _is_left_out(file, config.option.markexpr)]
-    for file in share(unmarked, int(worker["workerid"].removeprefix("gw")), worker["workercount"]):
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
+    run = [file for file in files if not _is_left_out(file, config.option.markexpr)]
+    ours = share(run, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+    return [".".join(file.relative_to(HERE.parent).with_suffix("").parts) for file in ours]
 
 
 def share(files: Sequence[Path], number: int, count: int) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from . import forked_programs
-from .compiling import share
+from .compiling import own_share, share
 from .patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +31,9 @@ print(*(name for name in sys.modules if ".test_" in name))
 """
 
 
-def imported(number: int, expression: str, *args: str) -> set[str]:
-    """The modules of tests that one of two processes imports at first."""
-    words = ["-c", IMPORTS, str(number), expression, *args]
+def imported(number: int, expression: str, *args: str, first: str = "") -> set[str]:
+    """The modules of tests that one of two processes imports at first, in a program that has run `first`."""
+    words = ["-c", first + IMPORTS, str(number), expression, *args]
     done = forked_programs.run(words, cwd=ROOT, timeout=PATIENCE_S, check=True)
     return set(done.stdout.split())
 
@@ -65,11 +65,21 @@ def test_two_processes_import_each_test_of_a_folder_once() -> None:
 
 
 def test_what_a_marker_leaves_out_is_not_imported_nor_what_is_no_test() -> None:
-    words = ("tests/support", "tests/plan_store/test_stored.py::test_name", "tests/whole.py")
+    words = ("tests/support", "tests/plan_store/test_stored_plans.py::test_name", "tests/whole.py")
     found = imported(0, "not gpu and not support", *words) | imported(1, "not gpu and not support", *words)
-    assert found <= {"tests.plan_store.test_stored"}
+    assert found <= {"tests.plan_store.test_stored_plans"}
 
 
-def test_what_cannot_be_imported_is_left_to_pytest(tmp_path: Path) -> None:
-    """Here: pytest's own process, which is none of pytest-xdist's, or is one already."""
-    assert "tests.test_nowhere" not in sys.modules
+def test_what_cannot_be_imported_is_left_to_pytest() -> None:
+    """One of these tests skips itself without PyTorch, and the others need the module that is missing."""
+    missing = "import sys; sys.modules |= {'torch': None, 'tests.plan_store.kept_plans': None}"
+    words = ("tests/engines/operations/test_sequences_against_torch.py", "tests/plan_store")
+    found = imported(0, "", *words, first=missing) | imported(1, "", *words, first=missing)
+    assert found < names("plan_store")
+
+
+def test_a_process_of_pytest_xdist_has_begun_with_its_share(request: pytest.FixtureRequest) -> None:
+    """Modules stand in the order of their imports. In pytest's only process, nothing is to be compared."""
+    tests = [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]
+    share_of_this_one = own_share(request.config)
+    assert not share_of_this_one or tests[0] in share_of_this_one
