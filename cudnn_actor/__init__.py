@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 import typing as _typing
+from cudnn_actor import moved_names as _names
 from cudnn_actor import errors as errors, logging as logging, messages as messages, operations as operations
-from cudnn_actor.attached import connect as connect
 from cudnn_actor.models import BatchedModel as BatchedModel, Model as Model
-from cudnn_actor.moved_names import find_moved as _moved
 from cudnn_actor.options import Options as Options
 from cudnn_actor.protocol import (
     Activation as Activation,
@@ -61,13 +60,21 @@ from cudnn_actor.service.service import CudnnService as CudnnService, start as s
 from cudnn_actor.service.spawning import spawn as spawn
 from cudnn_actor.supervision import Fault as Fault, FaultPlan as FaultPlan
 
+if _typing.TYPE_CHECKING:  # else it is one of those that are imported at their first use
+    from cudnn_actor.attached import connect as connect
+
 __version__ = "0.1.0"
 
 __all__ = sorted(  # type-checkers see what is imported as itself
     name
-    for name, value in globals().items()
+    for name, value in {**globals(), **_names.LATER}.items()
     if name[0] != "_" and type(value).__name__ not in ("module", "_Feature")  # and not `annotations`
 )
 
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_names.LATER})
+
+
 if not _typing.TYPE_CHECKING:  # to a type checker, a name that has moved is not here
-    __getattr__ = _moved
+    __getattr__ = _names.find_name

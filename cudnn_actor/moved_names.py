@@ -1,7 +1,10 @@
-"""The names that were at the top of `cudnn_actor` and are imported from elsewhere since 0.1.0.
+"""The names that the top of `cudnn_actor` imports only when they are used.
 
-The old import works, and raises a `DeprecationWarning` that names the new one. docs/stability.md says for how
-long.
+Most were there once and are imported from elsewhere since 0.1.0. The old import works, and raises a
+`DeprecationWarning` that names the new one. docs/stability.md says for how long.
+
+Others are names of the top that few processes need. Without their packages, an import of `cudnn_actor` takes
+a seventh less.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["HOMES", "find_moved"]
+__all__ = ["HOMES", "LATER", "find_name"]
 
 _NAMES = {
     "cudnn_actor.attached": """
@@ -53,8 +56,19 @@ HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 """Each name that has moved, with the package that has it now."""
 
 
-def find_moved(name: str) -> Any:
-    """`__getattr__` of `cudnn_actor`: what has moved, with a warning; `AttributeError` for any other name."""
+LATER = {"connect": "cudnn_actor.attached"}
+"""Each name of the top that is imported at its first use, with the package that has it."""
+
+
+def find_name(name: str) -> Any:
+    """`__getattr__` of `cudnn_actor`: a name of `LATER`, or one that has moved, with a warning.
+
+    The first use of a name blocks for the import of its package. Any other name raises `AttributeError`.
+    """
+    if name in LATER:
+        found = getattr(importlib.import_module(LATER[name]), name)
+        setattr(sys.modules["cudnn_actor"], name, found)  # so Python finds it without this function
+        return found
     if name not in HOMES:
         raise AttributeError(f"module 'cudnn_actor' has no attribute {name!r}", name=name)
     # `from cudnn_actor import NAME` asks twice: the first time, importlib asks whether NAME is a module.

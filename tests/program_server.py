@@ -60,6 +60,7 @@ STARTING: Final = (
 
 _PRELOADED = (
     "cudnn_actor",
+    "cudnn_actor.attached",
     "cudnn_actor.cli",
     "cudnn_actor.engines.cpu.engine",
     "cudnn_actor.engines.cpu.measuring",

@@ -27,15 +27,19 @@ def declared() -> dict[str, str]:
     return found
 
 
-def test_an_import_brings_neither_structlog_nor_rich_nor_an_engine() -> None:
-    program = "import sys, cudnn_actor; print(*sys.modules)"
+def test_an_import_brings_neither_structlog_nor_rich_nor_an_engine_nor_attached_processes() -> None:
+    program = "import sys, cudnn_actor; print(*sys.modules, *dir(cudnn_actor)); print(cudnn_actor.connect)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    modules = set(done.stdout.split())
+    first, last = done.stdout.splitlines()
+    modules = set(first.split())
+    assert "connect" in modules  # it is a name of the top all the same
+    assert last.startswith("<function connect ")
     found = {name.partition(".")[0] for name in modules}
     assert {"numpy", "pykka", "msgspec", "cudnn_actor"} <= found
     assert not found & {"structlog", "rich", "onnx", "cupy", "cudnn", "fastapi", "multiprocessing"}
     engines = ("cpu.engine", "cpu.fast", "cpu.exact", "cuda.engine", "cuda.planning", "cuda.kernels")
     assert not modules & {f"cudnn_actor.engines.{each}" for each in engines}
+    assert "cudnn_actor.attached" not in modules
 
 
 def test_every_folder_of_code_is_a_declared_package() -> None:
