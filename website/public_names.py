@@ -8,8 +8,10 @@ and so an error in `make site`.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, get_args
 
@@ -41,8 +43,9 @@ PACKAGES = (
 _log = logging.getLogger(__name__)
 
 
-def public_names() -> dict[str, str]:
-    """Each public name with its package, and the module that defines it. It blocks for the imports."""
+@functools.cache
+def public_names() -> Mapping[str, str]:
+    """Each public name with its package, and the module that defines it. A first call blocks for imports."""
     found: dict[str, str] = {}
     seen: list[Any] = []
     for package in PACKAGES:
@@ -52,7 +55,7 @@ def public_names() -> dict[str, str]:
             if not any(value is other for other in seen):
                 seen.append(value)
                 found[f"{package}.{name}"] = _home(value, f"{package}.{name}")
-    return found
+    return types.MappingProxyType(found)
 
 
 def _home(value: Any, name: str) -> str:
