@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["ALL_THREADS", "INDEXING", "PLACED", "THREAD", "block_loop", "division", "divisor", "index_type"]
-__all__ += ["indexing", "is_wide", "offset_of", "place_type", "split_all", "split_index"]
+__all__ += ["indexing", "is_wide", "number_of", "offset_of", "place_type", "split_all", "split_index"]
 __all__ += ["thread_loop", "with_divisors"]
 
 SMALL = 1 << 31
@@ -81,9 +81,25 @@ def thread_loop(number: str, count: str) -> str:
     )
 
 
-def block_loop(number: str, count: str) -> str:
-    """The head of a C loop over the numbers below `count`, which all blocks of a launch share."""
-    return f"for (long long {number} = blockIdx.x; {number} < {count}; {number} += gridDim.x)"
+def block_loop(number: str, count: str, each: str = "", own: str = "", axis: str = "x") -> str:
+    """The head of a C loop over the numbers below `count`, which all blocks of a launch share.
+
+    Parameters
+    ----------
+    number, count
+        The name of the loop's number, and the C expression of the count.
+    each
+        The C expression of how many numbers a block takes at a time, of 64 bits; empty if it takes one.
+    own
+        The C expression of which of these numbers the thread takes; empty for the first.
+    axis
+        The axis of the grid whose blocks share the numbers: "x", "y" or "z".
+    """
+    block, step = (
+        f"{word}.{axis} * {each}" if each else f"{word}.{axis}" for word in ("blockIdx", "gridDim")
+    )
+    start = f"{block} + {own}" if own else block
+    return f"for (long long {number} = {start}; {number} < {count}; {number} += {step})"
 
 
 def with_divisors(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -142,6 +158,17 @@ def split_all(
     text = [split(name, rest, size, count) for (name, size), count in zip(fast, counts, strict=False)]
     last = f"{rest} * {counts[-1]}" if counts[-1] > 1 else rest
     return " ".join([*text, f"const I {slowest} = {last};"])
+
+
+def number_of(indices: Iterable[str], sizes: Iterable[str | int]) -> str:
+    """The C expression of a place's number, from its index along each axis, the slowest first.
+
+    It undoes `split_all`. `sizes`: the C expressions of the axes' sizes, without the slowest one's.
+    """
+    number, *faster = indices
+    for index, size in zip(faster, sizes, strict=True):
+        number = f"({number}) * {size} + {index}" if " " in number else f"{number} * {size} + {index}"
+    return number
 
 
 def offset_of(indices: Iterable[str], steps: Iterable[str], start: str = "") -> str:

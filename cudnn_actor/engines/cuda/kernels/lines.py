@@ -258,25 +258,24 @@ __device__ __forceinline__ long long product(long long a, long long b) {
 __device__ __forceinline__ Natural product(Natural a, Natural b) { return a * b; }
 """
 _EACH_LINE = {
-    Form.WARP: """
+    Form.WARP: f"""
     const int lane = threadIdx.x % 32, lanes = 32, warps = blockDim.x / 32;
     constexpr bool there = true;
-    for (long long line = blockIdx.x * (long long)warps + threadIdx.x / 32; line < lines;
-         line += gridDim.x * (long long)warps) {{
-        {body}
-    }}""",
+    {block_loop("line", "lines", "(long long)warps", "threadIdx.x / 32")} {{{{
+        {{body}}
+    }}}}""",
     Form.BLOCK: f"""
     const int lane = threadIdx.x, lanes = blockDim.x;
     constexpr bool there = true;
     {block_loop("line", "lines")} {{{{
         {{body}}
     }}}}""",
-    Form.COLUMN: """
+    Form.COLUMN: f"""
     const int lane = threadIdx.y, lanes = blockDim.y;
     const long long columns = blockDim.x;
-    for (long long first = blockIdx.x * columns; first < lines; first += gridDim.x * columns) {{
+    {block_loop("first", "lines", "columns")} {{{{
         const long long line = first + threadIdx.x;
         const bool there = line < lines;
-        {body}
-    }}""",
+        {{body}}
+    }}}}""",
 }

@@ -33,7 +33,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import (
     value_type,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULAS, PREAMBLE
-from cudnn_actor.engines.cuda.kernels.index_code import indexing, split_all
+from cudnn_actor.engines.cuda.kernels.index_code import block_loop, indexing, number_of, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import (
     MULTIPROCESSORS,
     Launch,
@@ -222,11 +222,12 @@ def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor
     """Yields macros that read and write operands at a place. A missing operand reads as its default."""
 
     def at(name: str, *place: str) -> str:
-        return f"{name}_of[{' + '.join(f'({each}) * {name}_{axis}' for axis, each in enumerate(place))}]"
+        steps = (f"{name}_{axis}" for axis in range(len(place)))
+        return f"{name}_of[{offset_of((f'({index})' for index in place), steps)}]"
 
     places = {
-        "x": ("time", "sample", "(way * GATES + gate) * hidden + unit"),
-        "bias": ("way", "gate * hidden + unit"),
+        "x": ("time", "sample", number_of(("way", "gate", "unit"), ("GATES", "hidden"))),
+        "bias": ("way", number_of(("gate", "unit"), ("hidden",))),
         "peepholes": ("way", "gate", "unit"),
         **dict.fromkeys(("h0", "c0"), ("way", "sample", "unit")),
     }
@@ -236,7 +237,7 @@ def _accesses(operation: RecurrentSteps[int], operands: Mapping[str, GraphTensor
         yield f"#define {_MACROS[name]}{parameter} {value}"
     yield f"#define WEIGHT(row, k) {at('w', 'way', 'row', 'k')}"
     yield f"#define LENGTH {at('lengths', 'sample') if 'lengths' in operands else 'steps'}"
-    results = {"y": ("time", "sample", "way * hidden + unit")}
+    results = {"y": ("time", "sample", number_of(("way", "unit"), ("hidden",)))}
     results |= dict.fromkeys(("h_n", "c_n"), ("way", "sample", "unit"))
     for name, place in results.items():
         stored = f"{at(name, *place)} = element_of(value)" if name in operands else ""
@@ -321,12 +322,12 @@ _RESULTS = """            after[at] = h;
                 STORE_H_N(h);
                 STORE_C_N(CELLS[at]);
             }"""
-_AT_ONCE = """
+_AT_ONCE = f"""
 #define EACH_UNIT \\
-    for (long long sample = (long long)blockIdx.y * blockDim.y + threadIdx.y; sample < batch; \\
-         sample += (long long)gridDim.y * blockDim.y) \\
-        for (long long unit = (long long)blockIdx.x * blockDim.x + threadIdx.x; unit < hidden; \\
-             unit += (long long)gridDim.x * blockDim.x)
+    {block_loop("sample", "batch", "(long long)blockDim.y", "threadIdx.y", "y")} \\
+        {block_loop("unit", "hidden", "(long long)blockDim.x", "threadIdx.x")}
+"""
+_AT_ONCE += """
 // Adds to the sums of these gates the products of a state with the unit's rows.
 template <int FROM, int TO> __device__ __forceinline__ void multiply(
     const E* state, const Element* weights, long long hidden, long long unit, E* sums
@@ -428,12 +429,14 @@ extern "C" __global__ void __launch_bounds__(128) recurrent_steps(
     PARAMETERS, long long step, long long stop, long long halves
 ) {
     const long long way = blockIdx.z, unit = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    const long long time = BACKWARDS ? steps - 1 - step : step, apart = (long long)gridDim.y * TOGETHER;
+    const long long time = BACKWARDS ? steps - 1 - step : step;
     const E* const before = STATES + step % 2 * SIZE;
     E* const after = STATES + (step + 1) % 2 * SIZE;
     const Element* const rows = WEIGHTS + (way * GATES * hidden + unit) * hidden;
     if (unit >= hidden) return;  // all lanes of a warp
-    for (long long begin = (long long)blockIdx.y * TOGETHER; begin < batch; begin += apart) {
+    """
+    + block_loop("begin", "batch", "(long long)TOGETHER", axis="y")
+    + """ {
         const long long count = batch - begin < TOGETHER ? batch - begin : TOGETHER;
         const long long first = (way * batch + begin) * hidden;
         const long long sample = begin + threadIdx.x, at = first + threadIdx.x * hidden + unit;
