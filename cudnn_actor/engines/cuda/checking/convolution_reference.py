@@ -39,6 +39,7 @@ from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.kernels.index_code import THREAD, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_of_two
 from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
+from cudnn_actor.engines.cuda.kernels.window_code import covered_place, covering_window
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.remembering import remember
@@ -363,14 +364,18 @@ extern "C" __global__ void reference({arguments}) {{
     }}
 }}
 """
+
+
+def _of_each_dim(statements: Callable[[int], str]) -> str:
+    """C statements for each spatial dim, one after the other."""
+    return " ".join(map(statements, range(3)))
+
+
 _BODIES: dict[type, tuple[str, str]] = {
     ConvolutionForward: (
         "y",
         f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
-        const I p0 = i2 * stride0 - pre0 + t0 * dilation0;
-        const I p1 = i3 * stride1 - pre1 + t1 * dilation1;
-        const I p2 = i4 * stride2 - pre2 + t2 * dilation2;
-        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        {_of_each_dim(lambda n: covered_place(f"p{n}", f"i{n + 2}", f"t{n}", n, f"x{n + 2}"))}
         const I channel = i1 / y_channels * x_channels, a_step = s_01, b_step = s_11;
         const I a = {_offset(0, ("i0", "channel", "p0", "p1", "p2"))};
         const I b = {_offset(1, ("i1", "0", "t0", "t1", "t2"))};
@@ -380,12 +385,7 @@ _BODIES: dict[type, tuple[str, str]] = {
         "x",
         f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
         const I k = i1 / x_channels * y_channels, a_step = s_01, b_step = s_10;
-        I q0 = i2 + pre0 - t0 * dilation0;
-        I q1 = i3 + pre1 - t1 * dilation1;
-        I q2 = i4 + pre2 - t2 * dilation2;
-        if (q0 < 0 || q1 < 0 || q2 < 0 || q0 % stride0 || q1 % stride1 || q2 % stride2) continue;
-        q0 /= stride0; q1 /= stride1; q2 /= stride2;
-        if (q0 >= y2 || q1 >= y3 || q2 >= y4) continue;
+        {_of_each_dim(lambda n: covering_window(f"q{n}", f"i{n + 2}", f"t{n}", n, f"y{n + 2}"))}
         const I a = {_offset(0, ("i0", "k", "q0", "q1", "q2"))};
         const I b = {_offset(1, ("k", "i1 % x_channels", "t0", "t1", "t2"))};
         for (I l = lane % lanes; l < length; l += lanes) sum += (double){{a}} * (double){{b}};""",
@@ -393,10 +393,8 @@ _BODIES: dict[type, tuple[str, str]] = {
     ConvolutionBackwardFilter: (
         "w",
         f"""{split_all("left", [("o1", "y3"), ("o0", "y2"), ("n", "y0")])}
-        const I p0 = o0 * stride0 - pre0 + i2 * dilation0;
-        const I p1 = o1 * stride1 - pre1 + i3 * dilation1;
+        {covered_place("p0", "o0", "i2", 0, "x2")} {covered_place("p1", "o1", "i3", 1, "x3")}
         const I first = i4 * dilation2 - pre2, a_step = stride2 * s_04, b_step = s_14;
-        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3) continue;
         const I channel = i0 / y_channels * x_channels + i1;
         const I a = {_offset(0, ("n", "channel", "p0", "p1", "first"))};
         const I b = {_offset(1, ("n", "i0", "o0", "o1", "0"))};

@@ -17,9 +17,17 @@ from typing import Any
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.kernels.axes import in_five, prepend_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store, value_type
-from cudnn_actor.engines.cuda.kernels.index_code import indexing, is_wide, offset_of, split_all, thread_loop
+from cudnn_actor.engines.cuda.kernels.index_code import (
+    indexing,
+    is_wide,
+    number_of,
+    offset_of,
+    split_all,
+    thread_loop,
+)
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.reduction_code import ELEMENT_MAX
+from cudnn_actor.engines.cuda.kernels.window_code import adaptive_loop, covered_place, covering_window
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
@@ -185,65 +193,47 @@ __device__ __forceinline__ I covered(I place, I in, I out) {
     return ((place + 1) * in + out - 1) / out - place * in / out;
 }
 """
-_IN_WINDOW = """
-        for (I a = 0; a < size0; ++a) {{
-            const I p2 = i2 * stride0 - pre0 + a * dilation0;
-            if (p2 < 0 || p2 >= x2) continue;
-            for (I b = 0; b < size1; ++b) {{
-                const I p3 = i3 * stride1 - pre1 + b * dilation1;
-                if (p3 < 0 || p3 >= x3) continue;
-                for (I c = 0; c < size2; ++c) {{
-                    const I p4 = i4 * stride2 - pre2 + c * dilation2;
-                    if (p4 < 0 || p4 >= x4) continue;
-                    {body}
-                }}
-            }}
-        }}"""
-"""A C loop that runs `body` for each element p of the input in the window i."""
-_IN_WINDOWS = """
-        for (I a = 0; a < size0; ++a) {{
-            I q2 = i2 + pre0 - a * dilation0;
-            if (q2 < 0 || q2 % stride0 || (q2 /= stride0) >= y2) continue;
-            for (I b = 0; b < size1; ++b) {{
-                I q3 = i3 + pre1 - b * dilation1;
-                if (q3 < 0 || q3 % stride1 || (q3 /= stride1) >= y3) continue;
-                for (I c = 0; c < size2; ++c) {{
-                    I q4 = i4 + pre2 - c * dilation2;
-                    if (q4 < 0 || q4 % stride2 || (q4 /= stride2) >= y4) continue;
-                    {body}
-                }}
-            }}
-        }}"""
-"""A C loop that runs `body` for each window q that contains the element i of the input."""
-_IN_ADAPTIVE = """
-        for (I p2 = i2 * x2 / y2; p2 * y2 < (i2 + 1) * x2; ++p2)
-            for (I p3 = i3 * x3 / y3; p3 * y3 < (i3 + 1) * x3; ++p3)
-                for (I p4 = i4 * x4 / y4; p4 * y4 < (i4 + 1) * x4; ++p4) {{
-                    {body}
-                }}"""
-_IN_ADAPTIVES = """
-        for (I q2 = i2 * y2 / x2; q2 * x2 < (i2 + 1) * y2; ++q2)
-            for (I q3 = i3 * y3 / x3; q3 * x3 < (i3 + 1) * y3; ++q3)
-                for (I q4 = i4 * y4 / x4; q4 * x4 < (i4 + 1) * y4; ++q4) {{
-                    {body}
-                }}"""
-"""The same two loops, for adaptive windows."""
 
 
 def _loop_over_window(operation: Pooling, body: str) -> str:
     """Returns the C loop that runs `body` for each input element p of the window i."""
-    loops = _IN_ADAPTIVE if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOW
-    return loops.format(body=body)
+    return _spatial_loops(operation, covered_place, ("p", "x", "y"), body)
 
 
 def _loop_over_windows_of(operation: Pooling, body: str) -> str:
     """Returns the C loop that runs `body` for each window q that contains the input element i."""
-    loops = _IN_ADAPTIVES if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOWS
-    return loops.format(body=body)
+    return _spatial_loops(operation, covering_window, ("q", "y", "x"), body)
 
 
-_NUMBER = "(((i0 * x1 + i1) * x2 + {}) * x3 + {}) * x4 + {}"
+def _spatial_loops(
+    operation: Pooling,
+    statements: Callable[[str, str, str, int, str], str],
+    letters: Sequence[str],
+    body: str,
+) -> str:
+    """Returns C loops along the spatial dims, one in the other, that define an index in each of them.
+
+    `statements`: `covered_place` or `covering_window`. `letters`: those of the index that is defined, of its
+    dims, and of i's dims.
+    """
+    for n, (axis, tap) in reversed([*enumerate(zip(range(2, _RANK), "abc", strict=True))]):
+        found, size, count = (f"{letter}{axis}" for letter in letters)
+        if isinstance(operation.window, AdaptiveWindow):
+            head, first = adaptive_loop(found, f"i{axis}", size, count), ""
+        else:
+            head = f"for (I {tap} = 0; {tap} < size{n}; ++{tap})"
+            first = statements(found, f"i{axis}", tap, n, size)
+        body = f"""
+        {head} {{ {first} {body} }}"""
+    return body
+
+
 _I, _P, _Q = ([f"{letter}{axis}" for axis in range(2, _RANK)] for letter in "ipq")
+
+
+def _number(place: Sequence[str]) -> str:
+    """The C expression of the number of an input's element among all, by its place in each spatial dim."""
+    return number_of(("i0", "i1", *place), (f"x{axis}" for axis in range(1, _RANK)))
 
 
 def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
@@ -252,7 +242,7 @@ def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     # `accumulators.accumulator_of_place` compares places, too, which is not needed here.
     body = f"""const T value = (T){load(tensors[0].dtype, found)};
                     if (index < 0 || value > best || (value != value && best == best)) {{
-                        best = value; element = {found}; index = {_NUMBER.format(*_P)};
+                        best = value; element = {found}; index = {_number(_P)};
                     }}"""
     place = ("i0", "i1", *_I)
     written = f"t1[{_place(1, *place)}] = element;"
@@ -270,7 +260,7 @@ def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor
     wide = tensors[2].dtype in (DType.INT64, DType.UINT64)
     stored = "sum" if wide else store(tensors[2].dtype, "sum")
     return (
-        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_loop_over_windows_of(operation, body)}\n"
+        f"T sum = 0; const I number = {_number(_I)};{_loop_over_windows_of(operation, body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"
     )
 
