@@ -260,7 +260,7 @@ FORWARD = (
             for (int c = 0; c < C; ++c) {
                 const int e = part * 16 * C + column<C>(c);
                 const T value = sum == 0 ? (T)0 : LIFTED(result[r][c] / sum);
-                if (e < E) y[b * y0 + h * y1 + i * y2 + e * y3] = STORE_Y;
+                if (e < E) STORE_Y;
             }
         }"""
 )
@@ -275,10 +275,10 @@ BACKWARD = {
             T sum = 0;
             for (int e = tx; e < E && i < limit_q; e += 16)
                 sum += get(of_dy.at + (ty * R + r) * dy2 + e * dy3)
-                    * get(y + b * y0 + h * y1 + i * y2 + e * y3);
+                    * get(PLACE_OF_Y);
             aside[r] = sum_of_row(sum);
             logarithm[r] = i < limit_q ? BASE : (T)0;
-            if (part == 0 && tx == 0 && i < rows) aparts[(b * heads + h) * rows + i] = aside[r];
+            if (part == 0 && tx == 0 && i < rows) APART = aside[r];
         }
         for (long long j0 = start; j0 < limit; j0 += N) {
             const Seen seen = seen_from(i0, j0, left, right, limit_q, limit_kv);
@@ -305,7 +305,7 @@ BACKWARD = {
             const int r = n / C, d = part * 16 * C + column<C>(n % C);
             const long long i = i0 + ty * R + r;
             const T value = result[r][n % C] * scale;
-            if (i < rows && d < D) dq[b * dq0 + h * dq1 + i * dq2 + d * dq3] = STORE_DQ;
+            if (i < rows && d < D) STORE_DQ;
         }""",
     "keys": f"""
         {division("g", "rest", "groups", kind="long long")}
@@ -327,7 +327,7 @@ BACKWARD = {
                 for (int c = 0; c < 4; ++c) {
                     const long long i = min(i0 + tx + 16 * c, limit_q - 1);
                     const T logarithm = BASE;
-                    aside[c] = aparts[(b * heads + h) * rows + i];
+                    aside[c] = APART;
                     #pragma unroll
                     for (int r = 0; r < R; ++r) {
                         const long long j = j0 + ty * R + r;
@@ -354,14 +354,14 @@ BACKWARD = {
             const int d = part * 16 * C + column<C>(n % C);
             const long long j = j0 + ty * R + n / C;
             const T value = by_k[n / C][n % C] * scale;
-            if (j < columns && d < D) dk[b * dk0 + g * dk1 + j * dk2 + d * dk3] = STORE_DK;
+            if (j < columns && d < D) STORE_DK;
         }
         #pragma unroll
         for (int n = 0; n < F * R; ++n) {
             const int e = part * 16 * F + column<F>(n % F);
             const long long j = j0 + ty * R + n / F;
             const T value = by_v[n / F][n % F];
-            if (j < columns && e < E) dv[b * dv0 + g * dv1 + j * dv2 + e * dv3] = STORE_DV;
+            if (j < columns && e < E) STORE_DV;
         }""",
     "biases": """
         const long long across = (columns + N - 1) / N, down = (biases2 + M - 1) / M;
@@ -389,7 +389,7 @@ BACKWARD = {
                     for (int r = 0; r < R; ++r) {
                         const long long i = min(i0 + ty * R + r, limit_q - 1);
                         const T logarithm = BASE;
-                        aside[r] = aparts[(b * heads + h) * rows + i];
+                        aside[r] = APART;
                         #pragma unroll
                         for (int c = 0; c < 4; ++c) {
                             const long long j = j0 + tx + 16 * c;
@@ -418,16 +418,14 @@ BACKWARD = {
             """
     + in_turn("T value", "own[n * N + threadIdx.x % N]", "8", "int n")
     + """
-            const long long j = j0 + threadIdx.x;
-            if (threadIdx.x < N && j < columns)
-                dbias[b_ * dbias0 + h_ * dbias1 + j * dbias3] = STORE_DBIAS;
+            const long long i = 0, j = j0 + threadIdx.x;
+            if (threadIdx.x < N && j < columns) STORE_DBIAS;
             continue;
         }
         #pragma unroll
         for (int n = 0; n < 4 * R; ++n) {
             const long long i = i_ + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
             const T value = totals[n / 4][n % 4];
-            if (i < rows && j < columns)
-                dbias[b_ * dbias0 + h_ * dbias1 + i * dbias2 + j * dbias3] = STORE_DBIAS;
+            if (i < rows && j < columns) STORE_DBIAS;
         }""",
 }

@@ -15,6 +15,7 @@ from cudnn_actor.engines.cuda.kernels.index_code import (
     division,
     index_type,
     is_wide,
+    number_of,
     offset_of,
     split_all,
 )
@@ -191,7 +192,7 @@ def _filter_in_shared(kernel: Depthwise) -> str:
         {division("m", "rest", str(times), kind="int")}
         {division("v", "rest", str(vector), kind="int")}
         const I place = {offset_of("krs", ("(I)w_k", "(I)w_r", "(I)w_s"))};
-        {pack}& to = taps[((m * {down.taps} + r) * {across.taps} + s) * {packs + 1} + rest];
+        {pack}& to = taps[{number_of(("m", "r", "s", "rest"), (down.taps, across.taps, packs + 1))}];
         to.of[v] = k < (I)filters ? value(in1[place]) : 0;
     }}
     __syncthreads();
@@ -388,6 +389,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
                 yield f"            {_add(kernel)}(sums[{n}][{s}], x[{offsets.index(offset)}], dy[{t}]);"
             yield "            }"
         yield "            } }"
+    tap = number_of(("r", "s"), (across.taps,))
     yield f"""    }}
     #pragma unroll
     for (int i = 0; i < {sums}; ++i)
@@ -403,7 +405,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
         const I k = (chunk + of) * {vector} + v;
         const int r = r0 + which;
         if (k < (I)channels && r < {down.taps})
-            parts[(blockIdx.x * channels + k) * {down.taps * across.taps} + r * {across.taps} + s] = total;
+            parts[{number_of(("blockIdx.x", "k", tap), ("channels", down.taps * across.taps))}] = total;
     }}"""
 
 
@@ -461,8 +463,8 @@ class _Behind:
     def _place(self, tensor: int) -> str:
         """The C expression of where a thread's channels of a tensor begin."""
         steps = self._kernel.strides[tensor]
-        parts = [f"({i}) * (I)s{tensor}_{n}" for n, i in enumerate(self._indices) if steps[n]]
-        return " + ".join(parts) or "0"
+        own = [n for n in range(len(self._indices)) if steps[n]]
+        return offset_of((f"({self._indices[n]})" for n in own), (f"(I)s{tensor}_{n}" for n in own)) or "0"
 
     def _pack(self, tensor: int) -> str:
         return f"Pack<{C_TYPES[self._kernel.dtypes[tensor]]}, {self._vector}>"

@@ -54,6 +54,7 @@ from cudnn_actor.engines.cuda.kernels.index_code import (
     index_type,
     indexing,
     is_wide,
+    offset_of,
     place_type,
 )
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
@@ -448,8 +449,8 @@ struct {name} {{
                 further = f" + v * (I)i{self._rank - 1}_{table}" if along else ""
                 index = f"(I){table}[{self._walk.offset(table)}{further}]"
             statements.append(f"const I {name} = {index};")
-        further = " + ".join(f"{name} * (I)step{leaf.number}_{n}" for n, name in enumerate(names))
-        statements.append(f"const I at{leaf.number} = {further};")
+        steps = (f"(I)step{leaf.number}_{n}" for n in range(len(names)))
+        statements.append(f"const I at{leaf.number} = {offset_of(names, steps)};")
         if leaf.filling is not None:
             statements.append(f"const bool outside{leaf.number} = {' || '.join(f'{n} < 0' for n in names)};")
         return statements

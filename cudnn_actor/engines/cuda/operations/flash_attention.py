@@ -20,6 +20,7 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.attention_code import BACKWARD, COMMON, DROPPING, EACH, FORWARD, KEEPING
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.index_code import number_of, offset_of
 from cudnn_actor.engines.cuda.kernels.kernel import LARGEST_GRID, Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor
@@ -192,6 +193,21 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {tile.together}) {name}
     return "\n".join(code)
 
 
+_RESULTS = {
+    "y": ("b", "h", "i", "e"),
+    "dq": ("b", "h", "i", "d"),
+    "dk": ("b", "g", "j", "d"),
+    "dv": ("b", "g", "j", "e"),
+    "dbias": ("b_", "h_", "i", "j"),
+}
+"""The C names of the indices with which results are stored."""
+
+
+def _offset(name: str, indices: Sequence[str]) -> str:
+    """The C expression of an element's offset in a tensor."""
+    return offset_of(indices, (f"{name}{axis}" for axis in range(len(indices))))
+
+
 class _Code:
     """Puts C expressions of the operands there are into a kernel's body."""
 
@@ -205,25 +221,29 @@ class _Code:
         if "bias" in self._given:
             dims = self._given["bias"].dims
             inside = ("b", "h", "min(i, rows - 1)", "min(j, columns - 1)")
-            place = " + ".join(f"{index} * bias{axis}" for axis, index in enumerate(inside) if dims[axis] > 1)
+            own = [axis for axis in range(len(dims)) if dims[axis] > 1]
+            place = offset_of((inside[axis] for axis in own), (f"bias{axis}" for axis in own))
             bias = f"(T)({load(self._given['bias'].dtype, f'bias[{place or 0}]')})"
-        statistics = "statistics[b * statistics0 + h * statistics1 + i * statistics2]"
+        statistics = f"statistics[{_offset('statistics', ('b', 'h', 'i'))}]"
         words = {
             "BIAS": f"({bias}{self._lowered})",
             "LIMIT_Q": self._length("lengths_q", "rows"),
             "LIMIT_KV": self._length("lengths_kv", "columns"),
             "STATISTICS": statistics,
             "BASE": f"base_of({statistics})",
+            "APART": f"aparts[{number_of(('b', 'h', 'i'), ('heads', 'rows'))}]",
+            "PLACE_OF_Y": f"y + {_offset('y', _RESULTS['y'])}",
         }
         for name, first in {"q": "i0", "dy": "i0", "k": "j0", "v": "j0"}.items():
             if name in self._given:
                 head, limit = ("h", "limit_q") if first == "i0" else ("g", "limit_kv")
                 across = 1 if self._given[name].strides[3] == 1 else f"{name}3"
-                place = f"{name} + b * {name}0 + {head} * {name}1 + {first} * {name}2"
+                place = f"{name} + {_offset(name, ('b', head, first))}"
                 words[f"ROWS_{name.upper()}"] = f"{{{place}, {name}2, {across}, near({limit} - {first})}}"
-        for name in ("y", "dq", "dk", "dv", "dbias"):
+        for name, indices in _RESULTS.items():
             if name in self._given:
-                words[f"STORE_{name.upper()}"] = store(self._given[name].dtype, "value")
+                place = f"{name}[{_offset(name, indices)}]"
+                words[f"STORE_{name.upper()}"] = f"{place} = {store(self._given[name].dtype, 'value')}"
         if "statistics" not in self._given:
             body = body.replace("if (part == 0 && tx == 0) STATISTICS = logarithm;", "")
         for word in sorted(words, key=len, reverse=True):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.axes import largest_pack
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, WORD_TYPES
-from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide
+from cudnn_actor.engines.cuda.kernels.index_code import PLACED, indexing, is_wide, offset_of
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, stored_value, value_of
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
@@ -99,9 +99,8 @@ def selection(count: int) -> str:
 
 def selection_offset(count: int) -> str:
     """The C expression of the offset that the indices select."""
-    return " + ".join(
-        f"(I)placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
-    )
+    found = (f"(I)placed(indices[indices_at + {n} * (I)component], size{n})" for n in range(count))
+    return offset_of(found, (f"(I)step{n}" for n in range(count)))
 
 
 def strides_of(places: Places, x: GraphTensor, indices: GraphTensor) -> tuple[list[int], list[int]]:
