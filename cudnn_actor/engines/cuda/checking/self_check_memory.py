@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import round_into
-from cudnn_actor.engines.cuda.kernels.index_code import indexing
+from cudnn_actor.engines.cuda.kernels.index_code import THREAD, indexing
 from cudnn_actor.engines.cuda.kernels.kernel import FEW_BLOCKS, grid_over
 from cudnn_actor.engines.cuda.kernels.reduction_code import over_lanes
 from cudnn_actor.engines.cuda.kernels.walks import Walk
@@ -201,12 +201,12 @@ template <class T> __device__ __forceinline__ void add(T* sum, T part) {{
     if (threadIdx.x % 32 == 0) atomicAdd(sum, part);
 }}
 """
-_GUARDS = """
+_GUARDS = f"""
 extern "C" __global__ void guards(
-    const unsigned char* before, const unsigned char* behind, long long guard, unsigned int* strayed) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (before[i] != guard || behind[i] != guard) *strayed = 1;
-}
+    const unsigned char* before, const unsigned char* behind, long long guard, unsigned int* strayed) {{
+    const long long i = {THREAD};
+    if (i < {_GUARD_BYTES} && (before[i] != guard || behind[i] != guard)) *strayed = 1;
+}}
 """
 _CHECKSUM = """
 extern "C" __global__ void checksum(const unsigned char* bytes, long long count, unsigned long long* sum) {

@@ -49,8 +49,14 @@ __device__ __forceinline__ Seen seen_from(
 // serves several of a warp's reads of 16 bytes at once.
 __device__ __forceinline__ int thread_x() { return threadIdx.x % 32 / 2; }
 __device__ __forceinline__ int thread_y() { return threadIdx.x / 32 * 2 + threadIdx.x % 2; }
-// A thread computes R neighbouring rows of the M = 8 R rows of a product, and the C columns that `column`
-// gives.
+// A thread computes R neighbouring rows of the M = 8 R rows of a product. Of scores, it has four columns, 16
+// apart, so that neighbouring threads read neighbouring rows of the other operand. Of results, it has the C
+// columns that `column` gives.
+// The numbers of a thread's rows, and of its columns of scores, in a tile whose first one has number `first`.
+// These are macros because the compiler gives a kernel other registers if they are functions.
+#define PLACE_IN_BLOCK const int tx = thread_x(), ty = thread_y();
+#define ROW(first, r) ((first) + ty * R + (r))
+#define COLUMN(first, c) ((first) + tx + 16 * (c))
 template <int C> struct Width { static constexpr int value = C % 4 == 0 ? 4 : C % 2 == 0 ? 2 : 1; };
 template <int C> __device__ __forceinline__ int column(int c) {
     constexpr int V = Width<C>::value;
@@ -75,14 +81,15 @@ template <int R, int C, int STEP> __device__ __forceinline__ void multiply(
     }
 }
 // Copies `depth` features of SLOTS rows to shared memory, where the values of a feature lie side by side. A
-// warp reads 8 features of 4 rows, and writes to 32 banks.
+// warp reads 8 features of 4 rows, and writes to 32 banks. SPREAD: the four rows that are a thread's columns
+// of scores lie side by side.
 template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
     T* into, const Rows& rows, int first, int depth) {
     const int t = threadIdx.x;
     #pragma unroll
     for (int down = 0; down < SLOTS; down += 16) {
-        const int slot = down + t / 8, row = SPREAD ? slot % 4 * 16 + slot / 4 : slot;
-        const X* from = rows[row] + (first + t % 8) * rows.across;
+        const int slot = down + t / 8;
+        const X* from = rows[SPREAD ? slot % 4 * 16 + slot / 4 : slot] + (first + t % 8) * rows.across;
         #pragma unroll
         for (int d = 0; d < DEPTH; d += 8)
             if ((SLOTS >= 16 || slot < SLOTS) && (depth == DEPTH || d + t % 8 < depth))
@@ -93,8 +100,7 @@ template <int SLOTS, bool SPREAD> __device__ __forceinline__ void turn(
 // then read values that other threads wrote. So all threads wait for each other before they write, when no
 // thread reads the old values any more, and after that. All threads of a block make the same calls.
 
-// Scores without their factor: the products of a block's own rows with other rows, over all features. A
-// thread has four of the other rows, 16 apart, so that neighbouring threads have neighbouring rows.
+// Scores without their factor: the products of a block's own rows with other rows, over all features.
 template <int R, int FEATURES> __device__ __forceinline__ void compare(
     T (&sums)[R][4], T* left, T* right, const Rows& own, const Rows& others) {
     #pragma unroll
@@ -114,6 +120,7 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
     T (&sums)[R][C], const T (&factors)[R][4], T* left, T* right, const Rows& others, int feature) {
     constexpr int WIDE = 16 * C, LANES = C % 2 ? 16 : 32, DOWN = THREADS / LANES;
     const int lane = threadIdx.x % LANES;
+    PLACE_IN_BLOCK
     #pragma unroll 1
     for (int first = 0; first < N && first < others.count; first += DEPTH) {
         __syncthreads();
@@ -122,7 +129,7 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
             Pack<R> some;
             #pragma unroll
             for (int r = 0; r < R; ++r) some.of[r] = factors[r][c];
-            *(Pack<R>*)(left + (thread_x() + 16 * c) * (8 * R + BESIDE) + thread_y() * R) = some;
+            *(Pack<R>*)(left + COLUMN(0, c) * (8 * R + BESIDE) + ROW(0, 0)) = some;
         }
         #pragma unroll
         for (int n = 0; n < DEPTH; n += DOWN) {
@@ -141,10 +148,11 @@ template <int R, int C, int FEATURES> __device__ __forceinline__ void combine(
 template <bool TURNED, int R> __device__ __forceinline__ void hide(
     T (&values)[R][4], const Seen& seen, T by) {
     if (seen.all()) return;
+    PLACE_IN_BLOCK
     #pragma unroll
     for (int n = 0; n < 4 * R; ++n) {
-        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
-        if (!seen.at(TURNED ? beside : row, TURNED ? row : beside)) values[n / 4][n % 4] = by;
+        const int own = ROW(0, n / 4), other = COLUMN(0, n % 4);
+        if (!seen.at(TURNED ? other : own, TURNED ? own : other)) values[n / 4][n % 4] = by;
     }
 }
 // A score's gradient: 0 where there is no weight, even if the other values are not finite.
@@ -174,11 +182,12 @@ __device__ __forceinline__ bool is_kept(Natural seed, Natural number, Natural th
 // Which of a thread's weights are kept, a bit for each. `first` is the number of the tile's first weight.
 template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
     const Seen& seen, Natural seed, Natural first, Natural columns, Natural threshold) {
+    PLACE_IN_BLOCK
     unsigned kept = 0;
     #pragma unroll 1
     for (int n = 0; n < 4 * R; ++n) {
-        const int row = thread_y() * R + n / 4, beside = thread_x() + 16 * (n % 4);
-        const int i = TURNED ? beside : row, j = TURNED ? row : beside;
+        const int own = ROW(0, n / 4), other = COLUMN(0, n % 4);
+        const int i = TURNED ? other : own, j = TURNED ? own : other;
         if (seen.at(i, j) && is_kept(seed, first + i * columns + j, threshold)) kept |= 1u << n;
     }
     return kept;
@@ -191,7 +200,7 @@ template <bool TURNED, int R> __device__ __forceinline__ unsigned draw(
 EACH = f"""
     T* const own = left_room->of;
     T* const others = right_room->of;
-    const int tx = thread_x(), ty = thread_y();
+    PLACE_IN_BLOCK
     {block_loop("item", "count")} {{
         long long rest = item;
 """
@@ -224,7 +233,7 @@ FORWARD = (
             compare<R, D>(scores, own, others, of_q, ROWS_K);
             #pragma unroll
             for (int n = 0; n < 4 * R; ++n) {
-                const long long i = i0 + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
+                const long long i = ROW(i0, n / 4), j = COLUMN(j0, n % 4);
                 scores[n / 4][n % 4] = scores[n / 4][n % 4] * scale + BIAS;
             }
             hide<false>(scores, seen, -INFINITE);
@@ -251,7 +260,7 @@ FORWARD = (
         }
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const long long i = i0 + ty * R + r;
+            const long long i = ROW(i0, r);
             const T sum = sum_of_row(total[r]);
             if (i >= rows) continue;
             const T logarithm = sum == 0 ? -INFINITE : largest[r] + log(sum);
@@ -271,10 +280,10 @@ BACKWARD = {
         T result[R][C] = {}, aside[R], logarithm[R];
         #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const long long i = i0 + ty * R + r;
+            const long long i = ROW(i0, r);
             T sum = 0;
             for (int e = tx; e < E && i < limit_q; e += 16)
-                sum += get(of_dy.at + (ty * R + r) * dy2 + e * dy3)
+                sum += get(of_dy.at + ROW(0, r) * dy2 + e * dy3)
                     * get(PLACE_OF_Y);
             aside[r] = sum_of_row(sum);
             logarithm[r] = i < limit_q ? BASE : (T)0;
@@ -288,7 +297,7 @@ BACKWARD = {
             #pragma unroll
             for (int n = 0; n < 4 * R; ++n) {
                 const int r = n / 4, c = n % 4;
-                const long long i = i0 + ty * R + r, j = j0 + tx + 16 * c;
+                const long long i = ROW(i0, r), j = COLUMN(j0, c);
                 scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm[r]);
             }
             hide<false>(scores, seen, 0);
@@ -303,7 +312,7 @@ BACKWARD = {
         #pragma unroll
         for (int n = 0; n < C * R; ++n) {
             const int r = n / C, d = part * 16 * C + column<C>(n % C);
-            const long long i = i0 + ty * R + r;
+            const long long i = ROW(i0, r);
             const T value = result[r][n % C] * scale;
             if (i < rows && d < D) STORE_DQ;
         }""",
@@ -325,12 +334,12 @@ BACKWARD = {
                 compare<R, D>(weights, own, others, of_k, of_q);
                 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
-                    const long long i = min(i0 + tx + 16 * c, limit_q - 1);
+                    const long long i = min(COLUMN(i0, c), limit_q - 1);
                     const T logarithm = BASE;
                     aside[c] = APART;
                     #pragma unroll
                     for (int r = 0; r < R; ++r) {
-                        const long long j = j0 + ty * R + r;
+                        const long long j = ROW(j0, r);
                         weights[r][c] = exp(weights[r][c] * scale + BIAS - logarithm);
                     }
                 }
@@ -352,14 +361,14 @@ BACKWARD = {
         #pragma unroll
         for (int n = 0; n < C * R; ++n) {
             const int d = part * 16 * C + column<C>(n % C);
-            const long long j = j0 + ty * R + n / C;
+            const long long j = ROW(j0, n / C);
             const T value = by_k[n / C][n % C] * scale;
             if (j < columns && d < D) STORE_DK;
         }
         #pragma unroll
         for (int n = 0; n < F * R; ++n) {
             const int e = part * 16 * F + column<F>(n % F);
-            const long long j = j0 + ty * R + n / F;
+            const long long j = ROW(j0, n / F);
             const T value = by_v[n / F][n % F];
             if (j < columns && e < E) STORE_DV;
         }""",
@@ -387,12 +396,12 @@ BACKWARD = {
                     DRAW(false)
                     #pragma unroll
                     for (int r = 0; r < R; ++r) {
-                        const long long i = min(i0 + ty * R + r, limit_q - 1);
+                        const long long i = min(ROW(i0, r), limit_q - 1);
                         const T logarithm = BASE;
                         aside[r] = APART;
                         #pragma unroll
                         for (int c = 0; c < 4; ++c) {
-                            const long long j = j0 + tx + 16 * c;
+                            const long long j = COLUMN(j0, c);
                             scores[r][c] = exp(scores[r][c] * scale + BIAS - logarithm);
                         }
                     }
@@ -412,7 +421,7 @@ BACKWARD = {
                 T sum = 0;
                 #pragma unroll
                 for (int r = 0; r < R; ++r) sum += totals[r][c];
-                own[ty * N + tx + 16 * c] = sum;
+                own[ty * N + COLUMN(0, c)] = sum;
             }
             __syncthreads();  // all sums are there
             """
@@ -424,7 +433,7 @@ BACKWARD = {
         }
         #pragma unroll
         for (int n = 0; n < 4 * R; ++n) {
-            const long long i = i_ + ty * R + n / 4, j = j0 + tx + 16 * (n % 4);
+            const long long i = ROW(i_, n / 4), j = COLUMN(j0, n % 4);
             const T value = totals[n / 4][n % 4];
             if (i < rows && j < columns) STORE_DBIAS;
         }""",

@@ -349,19 +349,29 @@ def _tile_body(description: Tiled) -> str:
         {_shifted_writes(description) if written_shifted else _writes(description)}"""
 
 
+def _lane_places(lanes: int, beside: int, each: int) -> tuple[str, str]:
+    """The C expressions of where step `s` of a warp is in a tile, down and across, for each of its lanes.
+
+    `lanes`: the lanes that lie side by side; the others lie below. `beside`: the steps that lie side by side.
+    `each`: the elements across that a lane has.
+    """
+    down = f"s / {beside} * {WARP // lanes} + lane / {lanes}"
+    return down, f"(s % {beside} * {lanes} + lane % {lanes}) * {each}"
+
+
 def _reads(description: Tiled) -> str:
     """The C++ that reads a tile, up to 16 bytes at a time: first all reads of a thread, then its stores."""
     rows, columns = description.tile
     lanes, read = description.lanes[0], description.read
-    beside = columns // (lanes * read)
+    down, across = _lane_places(lanes, columns // (lanes * read), read)
     words = read // description.word
     return f"""struct alignas({read * description.itemsize}) Read {{ Bits of[{words}]; }};
         constexpr int READS = {rows * columns // (THREADS * read)};
         Read packs[READS];
         const auto reads = [&](int k, auto use) {{
             const unsigned s = warp + k * {_WARPS};
-            const unsigned r = s / {beside} * {WARP // lanes} + lane / {lanes};
-            use((int)r, (int)((s % {beside} * {lanes} + lane % {lanes}) * {read}));
+            const unsigned r = {down};
+            use((int)r, (int)({across}));
         }};
         #pragma unroll
         for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
@@ -403,13 +413,12 @@ def _writes(description: Tiled) -> str:
     """The C++ that writes a tile, up to 16 bytes at a time."""
     rows, columns = description.tile
     lanes, written = description.lanes[1], description.written
-    below = rows // (lanes * written)
+    across, down = _lane_places(lanes, rows // (lanes * written), written)
     return f"""typedef Pack<E, {written}> Written;
         #pragma unroll
         for (int k = 0; k < {rows * columns // (THREADS * written)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
-            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * {written});
-            const int c = (int)(s / {below} * {WARP // lanes} + lane / {lanes});
+            const int r = (int)({down}), c = (int)({across});
             Written pack;
             #pragma unroll
             for (int v = 0; v < {written}; ++v) pack.of[v] = tile[at(r + v, c)];
@@ -421,15 +430,15 @@ def _shifted_writes(description: Tiled) -> str:
     """The C++ that writes the whole words of each column, and then the elements at its ends."""
     rows, columns = description.tile
     lanes, word = description.lanes[1], description.word
-    below = rows // (lanes * word)
+    across, down = _lane_places(lanes, rows // (lanes * word), word)
     return f"""const auto start = [&](int c) {{ return z + z_of(column + c); }};
         const auto head = [&](I place) {{ return (int)(-(y_at + (unsigned)place) & (WORD - 1)); }};
         #pragma unroll 4
         for (int k = 0; k < {rows * columns // (THREADS * word)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
-            const int c = (int)(s / {below} * {WARP // lanes} + lane / {lanes});
+            const int c = (int)({across});
             const I place = start(c);
-            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
+            const int r = (int)({down}) + head(place);
             if (c < beside && r + WORD <= below) {{
                 Pack<E, WORD> pack;
                 #pragma unroll

@@ -204,7 +204,7 @@ def _is_wide(tensor: GraphTensor) -> bool:
 
 
 INSTRUCTIONS = r"""
-// Four matrices of 8 x 8, from the rows that the lanes point to; perhaps transposed.
+// Four matrices of 8 x 8, perhaps transposed. Lane n points to row n % 8 of matrix n / 8.
 template <bool TRANSPOSED> __device__ __forceinline__ void matrices(
     unsigned (&parts)[4], const unsigned short* row) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(row);
@@ -296,6 +296,19 @@ template <bool ALONG, bool WIDE> struct Operand {
     }
 };
 struct alignas(16) Results { {y} of[8]; };
+// The place to which a lane points for `matrices`, in 16 x 16 elements whose lines are `row` apart. Of the
+// four matrices, the odd ones lie beside the even ones, and the last two below the first two; with ODD_BELOW,
+// the odd ones lie below, and the last two beside. PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
+// point type", figures "fragment layout for matrix A" and "for matrix B": in a, the odd ones have later rows;
+// in b, they are further along the dim that is summed over, and the last two are another fragment.
+template <bool ODD_BELOW> __device__ __forceinline__ int place_of_lane(int row, int lane) {
+    return ODD_BELOW ? lane % 16 * row + lane / 16 * 8
+                     : (lane % 8 + lane / 16 * 8) * row + lane / 8 % 2 * 8;
+}
+// Where sum `n` of a lane lies in 16 x 8 elements: the same section of PTX ISA, figure "fragment layout for
+// accumulator matrix C/D".
+__device__ __forceinline__ int row_of_sum(int lane, int n) { return lane / 4 + n / 2 * 8; }
+__device__ __forceinline__ int column_of_sum(int lane, int n) { return lane % 4 * 2 + n % 2; }
 // Eight warps, two below each other and four side by side, compute 64 x 32 elements each.
 __device__ __forceinline__ void multiply(
     const Half* a, const Half* b, {y}* y, long long row, long long column,
@@ -340,16 +353,14 @@ __device__ __forceinline__ void multiply(
             #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int m = down + 16 * n;
-                matrices<!A_ALONG>(left[n], tile_a + (A_ALONG
-                    ? (m + lane % 16) * A::row + k + lane / 16 * 8
-                    : (k + lane % 8 + lane / 16 * 8) * A::row + m + lane / 8 % 2 * 8));
+                const Half* from = tile_a + (A_ALONG ? m * A::row + k : k * A::row + m);
+                matrices<!A_ALONG>(left[n], from + place_of_lane<A_ALONG>(A::row, lane));
             }
             #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int m = across + 16 * n;
-                matrices<!B_ALONG>(right[n], tile_b + (B_ALONG
-                    ? (m + lane % 8 + lane / 16 * 8) * B::row + k + lane / 8 % 2 * 8
-                    : (k + lane % 16) * B::row + m + lane / 16 * 8));
+                const Half* from = tile_b + (B_ALONG ? m * B::row + k : k * B::row + m);
+                matrices<!B_ALONG>(right[n], from + place_of_lane<!B_ALONG>(B::row, lane));
             }
             #pragma unroll
             for (int n = 0; n < 16; ++n)
@@ -364,8 +375,8 @@ __device__ __forceinline__ void multiply(
     float* tile = (float*)stages;
     #pragma unroll
     for (int n = 0; n < 64; n += 2) {
-        const int i = down + n / 16 * 16 + lane / 4 + n / 2 % 2 * 8;
-        const int j = across + n / 4 % 4 * 8 + lane % 4 * 2;
+        const int i = down + n / 16 * 16 + row_of_sum(lane, n % 4);
+        const int j = across + n / 4 % 4 * 8 + column_of_sum(lane, n % 4);
         const float* pair = sums[n / 16][n / 4 % 4] + n % 4;
         *(float2*)(tile + i * across_tile + j) = make_float2(pair[0], pair[1]);
     }
