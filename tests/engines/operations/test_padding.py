@@ -152,6 +152,15 @@ def test_the_kernel_of_cuda_is_numpys(name: str, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(found.view(np.uint8), numpys(x, mode, widths).view(np.uint8))
 
 
+def test_an_index_that_counts_from_a_mirrored_end_fits_into_its_type() -> None:
+    wide = []
+    for size in ((1 << 30) - (1 << 20), 1 << 30):  # an index is subtracted from twice the size
+        x, widths = TensorSpec.packed((size,), DType.INT8), ((2, 2),)
+        tensors = tensors_of(x, y_spec(x, "reflect", widths))
+        wide.append(padding.describe_padding(operation_of("reflect", widths), *tensors).wide)
+    assert wide == [False, True]
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
 @pytest.mark.parametrize("dims", [(100, 9), (9, 2100)], ids=["short rows", "rows in parts"])
 def test_a_thread_pads_the_same_columns_of_several_rows(

@@ -180,15 +180,17 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def wide(self) -> bool:
-        """Whether offsets need 64 bits."""
-        dims = (
-            [self.x, self.y] if self.of is Pass.FILTER else [self.y if self.lines[0].back else self.x, self.w]
-        )
+        """Whether offsets need 64 bits, also those of columns in the padding, from which a thread counts."""
+        conv = self.conv
+        rows, columns = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
+        if self.of is Pass.DATA:
+            first = (*self.y[:3], max(self.y[3], -(-self.x[3] // conv.stride[1])))
+        else:
+            first = (*self.x[:3], columns)
+        dims = [first, self.y if self.of is Pass.FILTER else self.w]
         dims += [self.result_dims] * (len(self.strides) - 2)
         spans = (extent(sizes, steps) for sizes, steps in zip(dims, self.strides, strict=True))
-        conv = self.conv
-        padded = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
-        return is_wide(*spans, *padded, math.prod(self.w), sums=True)
+        return is_wide(*spans, rows, columns, math.prod(self.w), sums=True)
 
     @property
     def _packs(self) -> int:

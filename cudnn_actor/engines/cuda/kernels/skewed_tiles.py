@@ -83,6 +83,16 @@ class Skewed(msgspec.Struct, frozen=True):
         return self.rows + self.sector - 1
 
     @property
+    def turns(self) -> int:
+        """The number of chunks of a thread, those with no row of the tile included."""
+        return -(-self.rows_read * self.chunks // THREADS)
+
+    @property
+    def rows_behind(self) -> int:
+        """A bound of how far behind the matrix' last row the rows are whose places a thread computes."""
+        return -(-self.turns * THREADS // self.chunks)
+
+    @property
     def chunks(self) -> int:
         """The most chunks that contain elements of one row of a tile."""
         return self.columns // self.chunk + 1
@@ -116,11 +126,10 @@ class Skewed(msgspec.Struct, frozen=True):
         """The C++ that moves a block's tile, for `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
-        times = -(-self.rows_read * chunks // THREADS)
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
-        #pragma unroll {min(times, _MOST_UNROLLED)}
-        for (int k = 0; k < {times}; ++k) {{
+        #pragma unroll {min(self.turns, _MOST_UNROLLED)}
+        for (int k = 0; k < {self.turns}; ++k) {{
             const int p = (int)thread + k * {THREADS};
             int r = p;
             {division("c", "r", str(chunks), "CHUNK", "int")}

@@ -138,7 +138,8 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     def wide(self) -> bool:
         """Whether places need 64 bits, also those of a tile's elements behind the matrix' end."""
         rows, columns = self.tile
-        read = (self.rows + rows) * abs(self.row_step) + self.columns + columns
+        behind = rows if self.skewed_tiles is None else self.skewed_tiles.rows_behind
+        read = (self.rows + behind) * abs(self.row_step) + self.columns + columns
         written = (self.columns + columns) * abs(self.column_step) + self.rows + rows
         read += math.prod(map(abs, self.rows_within)) + sum(size * abs(of) for size, _, of in self.batch)
         written += math.prod(map(abs, self.columns_within)) + sum(

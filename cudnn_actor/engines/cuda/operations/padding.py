@@ -262,7 +262,8 @@ def describe_padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: Gr
     together = largest_pack(last.size, apart, alignment, y.dtype.itemsize, most)
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
     behind = THREADS * _UNITS * ACCESS_BYTES  # the last of a row's parts may be shorter
-    wide = is_wide(max(math.prod(y.dims), *spans) + behind)
+    mirrored = (2 * axis.of for axis in axes if axis.is_padded)  # what `near_reflect` and others compute
+    wide = is_wide(max(math.prod(y.dims), *spans, *mirrored) + behind)
     return _Padding(tuple(axes), start, together, alike, wide)
 
 

@@ -155,6 +155,16 @@ def test_tiles_follow_the_channels_and_the_places() -> None:
     assert [kernels_of(graph)[0][0].wide for graph in wide] == [True, False]
 
 
+@pytest.mark.parametrize("name", ["forward padding", "filter padding"])
+def test_offsets_of_columns_in_the_padding_are_counted_too(name: str) -> None:
+    ((kernel, _), *_) = kernels_of(GRAPHS[name])
+    (*others, _), *rest = kernel.strides
+    # x has two columns. Their distance fits into 32 bits, and that of the first one and the last padding not.
+    far = msgspec.structs.replace(kernel, strides=((*others, (1 << 30) - (1 << 20)), *rest))
+    assert not kernel.wide
+    assert far.wide
+
+
 def test_neighbouring_channels_are_read_at_once_only_where_memory_is_aligned() -> None:
     ((kernel, _), *_) = kernels_of(GRAPHS["forward 3x3"])
     assert kernel.packs(0, 4)

@@ -102,6 +102,19 @@ def together_skewed() -> None:
         host_cuda.compile_together(sources)
 
 
+def test_places_behind_the_rows_of_a_skewed_tile_are_counted_too() -> None:
+    step = (1 << 20) + 1
+    most = (1 << 31) // step
+    wide = []
+    for rows in (most - 400, most - 130):
+        found = describe_tiled((500, rows), [(rows + 2, 1), (1, step)], [1, 1], 1)
+        assert found is not None
+        assert found.skewed_tiles is not None
+        assert (rows + found.tile[0]) * step + 1000 < 1 << 31
+        wide.append(found.wide)
+    assert wide == [False, True]
+
+
 @pytest.mark.parametrize("name", SKEWED)
 @pytest.mark.usefixtures("together_skewed")
 def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
