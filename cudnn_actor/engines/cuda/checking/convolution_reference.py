@@ -35,7 +35,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Value,
     expression,
 )
-from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
+from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula, value_of_expression
 from cudnn_actor.engines.cuda.kernels.index_code import THREAD, offset_of, split_all
 from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, WARP, Launch, power_of_two
 from cudnn_actor.engines.cuda.kernels.reduction_code import LARGEST, over_lanes
@@ -277,7 +277,7 @@ class Reference:
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
         for n, (node, share) in enumerate(zip(self._body, self._roundings, strict=True)):
-            name, kind = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+            name, kind = value_of_expression(node, steps, known)
             if kind == "double":
                 steps.append(f"const double r{n} = rounded_off({name}, {share!r}, sample, {n}, draw);")
                 name = f"r{n}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cudnn_actor.engines.cuda.kernels.depthwise_geometry import MOST_THREADS, Geometry, Pass
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Scalar, scalars_of
-from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula, value_of_expression
 from cudnn_actor.engines.cuda.kernels.index_code import (
     block_loop,
     division,
@@ -345,11 +345,18 @@ def _parts_of_filter(kernel: Depthwise) -> Launch:
 
 def _parts(kernel: Depthwise) -> Iterator[str]:
     """Yields the body of the kernel that computes parts of the sums."""
-    (packs, groups), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
-    beside, threads, vector = -(-down.taps // tile.rows), packs * groups, tile.vector
-    sums = tile.rows * across.taps * vector
-    offsets = across.offsets(tile.columns)
-    yield f"""    __shared__ float shared[{sums * threads}];
+    yield from _places_of_part(kernel)
+    for n in range(kernel.tile.rows):
+        yield from _products_of_place(kernel, n)
+    yield "    }"
+    yield _sums_of_block(kernel)
+
+
+def _places_of_part(kernel: Depthwise) -> Iterator[str]:
+    """Yields the head of a thread's C loop over the places of its part, with the reads of their gradients."""
+    (packs, groups), tile, across = kernel.block, kernel.tile, kernel.lines[1]
+    beside, vector, step = -(-kernel.w[2] // tile.rows), tile.vector, kernel.strides[1][3]
+    yield f"""    __shared__ float shared[{_sums_of_thread(kernel) * packs * groups}];
     const int pack = threadIdx.x, group = threadIdx.y;
     unsigned strip = blockIdx.y;
     {division("r0", "strip", str(beside), tile.rows, "int")}
@@ -366,32 +373,47 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
         const I w0 = right * {tile.columns};
         const I count = (I)width - w0;
         float dy[{tile.columns}][{vector}];
-        const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(kernel.strides[1][3])} + first;"""
+        const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(step)} + first;"""
     for t in range(tile.columns):
-        read = f"read<{vector}>(dy[{t}], gradient + {_far(t * kernel.strides[1][3])});"
+        read = f"read<{vector}>(dy[{t}], gradient + {_far(t * step)});"
         yield f"        if ({t} < count) {read} else zero<{vector}>(dy[{t}]);"
     yield f"""        const I column = w0 * {across.stride};
         const I start = n * (I)x_n + {_first_read(kernel)};
-        const bool inside = {_inside(offsets)};"""
-    for n in range(tile.rows):
-        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}"
-        yield f"""        if (r0 + {n} < {down.taps}) {{
+        const bool inside = {_inside(across.offsets(tile.columns))};"""
+
+
+def _products_of_place(kernel: Depthwise, n: int) -> Iterator[str]:
+    """Yields the statements that add a place's products to the sums of row `n` of a thread's filter."""
+    tile, (down, across) = kernel.tile, kernel.lines
+    offsets = across.offsets(tile.columns)
+    place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}"
+    yield f"""        if (r0 + {n} < {down.taps}) {{
             const I h = h0 * {down.stride} + (I)(r0 + {n}) * {down.dilation} - {down.padding};
             if (h >= 0 && h < (I)given_height) {{
             const E* line = in0 + {place};"""
-        yield from _row(kernel, offsets)
-        for t in range(tile.columns):
-            # A value beside the last column may be infinite, so it is left out instead of multiplied with 0.
-            yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
-            for s in range(across.taps):
-                offset = across.offset(t, s)
-                assert offset is not None, "none is between two places"
-                yield f"            {_add(kernel)}(sums[{n}][{s}], x[{offsets.index(offset)}], dy[{t}]);"
-            yield "            }"
-        yield "            } }"
+    yield from _row(kernel, offsets)
+    for t in range(tile.columns):
+        # A value beside the last column may be infinite, so it is left out instead of multiplied with 0.
+        yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
+        for s in range(across.taps):
+            offset = across.offset(t, s)
+            assert offset is not None, "none is between two places"
+            yield f"            {_add(kernel)}(sums[{n}][{s}], x[{offsets.index(offset)}], dy[{t}]);"
+        yield "            }"
+    yield "            } }"
+
+
+def _sums_of_thread(kernel: Depthwise) -> int:
+    """The number of sums of a thread."""
+    return kernel.tile.rows * kernel.w[3] * kernel.tile.vector
+
+
+def _sums_of_block(kernel: Depthwise) -> str:
+    """The statements that add up the sums of a block's threads, and store them as the block's part."""
+    (packs, groups), vector, (down, across) = kernel.block, kernel.tile.vector, kernel.lines
+    threads, sums = packs * groups, _sums_of_thread(kernel)
     tap = number_of(("r", "s"), (across.taps,))
-    yield f"""    }}
-    #pragma unroll
+    return f"""    #pragma unroll
     for (int i = 0; i < {sums}; ++i)
         shared[i * {threads} + group * {packs} + pack] =
             sums[i / {across.taps * vector}][i / {vector} % {across.taps}][i % {vector}];
@@ -514,7 +536,7 @@ class _Behind:
                 steps.append(f"const {value_type(dtype)} v{tensor - 1} = {load(dtype, element)};")
         known: dict[int, tuple[str, str]] = {}
         for n, node in enumerate(kernel.body):
-            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+            known[n] = value_of_expression(node, steps, known)
         after: list[str] = []
         for n, (tensor, result) in enumerate(zip(self._results, kernel.results, strict=True)):
             stored = store(result.dtype, formula(result.value, steps, known=known))

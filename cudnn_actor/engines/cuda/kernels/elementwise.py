@@ -46,7 +46,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     nodes_of,
     scalars_of,
 )
-from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
+from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula, value_of_expression
 from cudnn_actor.engines.cuda.kernels.index_code import (
     ALL_THREADS,
     PLACED,
@@ -426,7 +426,7 @@ struct {name} {{
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
         for n, node in enumerate(self._kernel.body):
-            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+            known[n] = value_of_expression(node, steps, known)
         for i, result in enumerate(self._kernel.results):
             value = result.value
             if isinstance(value, Leaf) and value.dtype is result.dtype:

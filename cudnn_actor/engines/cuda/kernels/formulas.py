@@ -24,7 +24,7 @@ from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 from cudnn_actor.protocol.operations.functions import Function, saturate_parameters
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["FORMULA_FUNCTIONS", "PREAMBLE", "Known", "formula"]
+__all__ = ["FORMULA_FUNCTIONS", "PREAMBLE", "Known", "formula", "value_of_expression"]
 
 
 class Formula(NamedTuple):
@@ -186,6 +186,11 @@ def formula(node: Value, steps: list[str], wanted: str = "", known: Known = Mapp
         case Expression():
             name, found = _step(node, steps, known), value_type(node.dtype or node.compute)
     return name if wanted in ("", found) else f"(({wanted}){name})"
+
+
+def value_of_expression(node: Expression, steps: list[str], known: Known) -> tuple[str, str]:
+    """The C name and the C type of an expression's value, as `known` has them; see `formula`."""
+    return formula(node, steps, known=known), value_type(node.dtype or node.compute)
 
 
 def _step(node: Expression, steps: list[str], known: Known) -> str:

@@ -27,7 +27,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Value,
     scalars_of,
 )
-from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula, value_of_expression
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.engines.cuda.kernels.reduction_code import COMBINING
@@ -304,7 +304,7 @@ class _Source:
     @staticmethod
     def _compute(n: int, node: Expression, steps: list[str], known: dict[int, tuple[str, str]]) -> None:
         """Add the statements of an expression, and note its C name and type."""
-        known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+        known[n] = value_of_expression(node, steps, known)
 
     def _dependencies(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
         """The expressions of elements that values depend on, and the operands that these read, in order."""

@@ -24,7 +24,7 @@ import numpy as np
 from cudnn_actor.engines.cuda.kernels.accumulators import MOMENTS, TWO_SUMS, Accumulator
 from cudnn_actor.engines.cuda.kernels.element_types import ACCESS_BYTES, C_TYPES, load, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
-from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula, value_of_expression
 from cudnn_actor.engines.cuda.kernels.kernel import MOST_THREADS, ROUNDING, THREADS, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.engines.cuda.kernels.reduction_code import (
@@ -413,10 +413,7 @@ class _Element:
         for n in sorted(self._expressions_to_compute([value])):
             node = self._norm.body[n]
             assert isinstance(node, Expression), "a norm is computed before what follows it"
-            self._known[n] = (
-                formula(node, self.steps, known=self._known),
-                value_type(node.dtype or node.compute),
-            )
+            self._known[n] = value_of_expression(node, self.steps, self._known)
         return formula(value, self.steps, known=self._known)
 
     def _expressions_to_compute(self, values: Iterable[Value]) -> set[int]:

@@ -269,7 +269,7 @@ def _is_ordered(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> b
 
 def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
     """The kernels in CUDA C++, in the order in which they are launched."""
-    x, indices, updates, y = tensors
+    x, indices, *_ = tensors
     count = len(scatter.selects)
     element = C_TYPES[x.dtype]
     pointers = (
@@ -280,30 +280,6 @@ def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequ
     if not _takes_last(operation):
         found = "first[destinations + w_number] = exchanged(first + to, (I)w_number);"
     find = f"const I to = d_at + {selection_offset(count)}; {found}"
-    update = "*(const Packed*)(updates + u_at + written_at)"
-    if _takes_last(operation):
-        body = f"""Packed pack;
-        const I writer = first[d_at];
-        if (writer >= 0) {{ {scatter.updates.at("writer")} pack = {update}; }}
-        else pack = *(const Packed*)(x + x_at);
-        *(Packed*)(y + y_at) = pack;"""
-    else:
-        combined = _JOINS[operation.reduction].of("other", "value")  # of equal ones, the update
-        stored = stored_value(y, "values[v]", exact=not y.dtype.is_floating)
-        each = f"for (int v = 0; v < {scatter.together}; ++v)"
-        body = f"""Packed pack = *(const Packed*)(x + x_at);
-        T values[{scatter.together}];
-        {each} values[v] = {value_of(x, "pack.of[v]")};
-        for (I writer = first[d_at]; writer >= 0; writer = first[destinations + writer]) {{
-            {scatter.updates.at("writer")}
-            const Packed others = {update};
-            {each} {{
-                const T value = values[v], other = {value_of(updates, "others.of[v]")};
-                values[v] = {combined};
-            }}
-        }}
-        {each} pack.of[v] = {stored};
-        *(Packed*)(y + y_at) = pack;"""
     start = 'extern "C" __global__ void'
     order = f"""{start} order({pointers}) {{
     EACH(d, destinations) sorted(first + d, first + destinations);
@@ -320,9 +296,37 @@ typedef Pack<{element}, {scatter.together}> Packed;
 }}
 {order if _is_ordered(operation, tensors) else ""}
 {start} write({pointers}, {elements}) {{
-    {scatter.elements.loop(body)}
+    {scatter.elements.loop(_written_elements(scatter, operation, tensors))}
 }}
 """
+
+
+def _written_elements(scatter: _Scatter, operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
+    """The statements that compute neighbouring elements of the result from their writers, and store them."""
+    x, _, updates, y = tensors
+    update = "*(const Packed*)(updates + u_at + written_at)"
+    if _takes_last(operation):
+        return f"""Packed pack;
+        const I writer = first[d_at];
+        if (writer >= 0) {{ {scatter.updates.at("writer")} pack = {update}; }}
+        else pack = *(const Packed*)(x + x_at);
+        *(Packed*)(y + y_at) = pack;"""
+    combined = _JOINS[operation.reduction].of("other", "value")  # of equal ones, the update
+    stored = stored_value(y, "values[v]", exact=not y.dtype.is_floating)
+    each = f"for (int v = 0; v < {scatter.together}; ++v)"
+    return f"""Packed pack = *(const Packed*)(x + x_at);
+        T values[{scatter.together}];
+        {each} values[v] = {value_of(x, "pack.of[v]")};
+        for (I writer = first[d_at]; writer >= 0; writer = first[destinations + writer]) {{
+            {scatter.updates.at("writer")}
+            const Packed others = {update};
+            {each} {{
+                const T value = values[v], other = {value_of(updates, "others.of[v]")};
+                values[v] = {combined};
+            }}
+        }}
+        {each} pack.of[v] = {stored};
+        *(Packed*)(y + y_at) = pack;"""
 
 
 _JOINS = {
