@@ -17,19 +17,23 @@ from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.serving.failures import NotServed, require_known, require_version
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import ModelCounts
+from cudnn_actor.serving.under_way import UnderWay
 
-__all__ = ["Catalog", "Entry", "Lend", "Origin", "Retire"]
+__all__ = ["Catalog", "Entry", "Lend", "Origin", "Retire", "Stamp"]
 
 log = Log("cudnn_actor")
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+"""Of each file of a version: its path, inode, bytes, and the time of its last change in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The file of a model's version, and a stamp that changes when the file does."""
+    """The file of a model's version, and a stamp that changes when the version's files do."""
 
     path: Path
     version: str
-    stamp: tuple[int, ...] = ()
+    stamp: Stamp = ()
 
 
 Load = Callable[[str, Origin], Coroutine[Any, Any, Served]]
@@ -106,6 +110,8 @@ class Catalog:
         self._retire: Retire | None = retire
         self._entries: dict[str, Entry] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._loading: set[asyncio.Task[Served]] = set()
+        self._loads = UnderWay()
 
     @property
     def entries(self) -> Iterable[Entry]:
@@ -133,13 +139,20 @@ class Catalog:
         meanwhile, and as `CudnnRef.load`: then the old version goes on serving.
         """
         entry = self.entry(name)
+        with self._loads.one():  # `close` waits for it
+            await self._load_entry(entry, origin)
+
+    async def _load_entry(self, entry: Entry, origin: Origin | None) -> None:
+        name = entry.name
         async with entry.lock:
             self._require_there(entry)
             entry.wanted, entry.loading = True, True
             entry.origin = origin or entry.origin
             self._changed()
             try:
-                served = await self._load(name, entry.origin)
+                served = await self._loaded(entry)
+            except NotServed:  # the catalog was closed
+                raise
             except CudnnActorError as error:
                 entry.reason = str(error)
                 log.warning("serving.load_failed", model=name, path=str(entry.origin.path), error=str(error))
@@ -158,6 +171,21 @@ class Catalog:
             self._changed()
             log.info("serving.loaded", model=name, version=served.version)
             self._end(before)
+
+    async def _loaded(self, entry: Entry) -> Served:
+        """The version of an entry's file, loaded. Raises `NotServed` if the catalog is closed meanwhile."""
+        caller = asyncio.current_task()
+        assert caller is not None, "models are loaded by tasks"
+        cancelling, task = caller.cancelling(), asyncio.create_task(self._load(entry.name, entry.origin))
+        self._loading.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if caller.cancelling() > cancelling:
+                raise
+            raise _was_removed(entry) from None
+        finally:
+            self._loading.discard(task)
 
     async def unload(self, name: str) -> None:
         """Stop serving a model. Its runs finish first. Raises `NotServed` for an unknown name."""
@@ -183,7 +211,7 @@ class Catalog:
         """Raise `NotServed` if a model was removed while something was awaited. Another model may have its
         name by now."""
         if self._entries.get(entry.name) is not entry:
-            raise NotServed(model=entry.name, version="", problem="was removed")
+            raise _was_removed(entry)
 
     def _end(self, served: Served | None) -> None:
         """Close a version in a task, once its runs have finished."""
@@ -198,11 +226,19 @@ class Catalog:
         await served.close()
 
     async def close(self) -> None:
-        """Wait until every run has finished, and free all models."""
+        """Wait until every run has finished, and free all models. Loads under way are cancelled: they raise
+        `NotServed`."""
         for name in list(self._entries):
             self.remove(name)
+        while self._loading:
+            self._loading.pop().cancel()
+        await self._loads.none()
         if self._ending:
             await asyncio.gather(*self._ending, return_exceptions=True)
+
+
+def _was_removed(entry: Entry) -> NotServed:
+    return NotServed(model=entry.name, version="", problem="was removed")
 
 
 def _nothing() -> None:

@@ -1,20 +1,22 @@
 """Watches the repository: a folder of `NAME/VERSION/model.onnx`.
 
 The highest version of each name serves. A file that is new or has changed is loaded once two looks in
-succession find it the same: a file that is still being copied changes.
+succession find it the same: a file that is still being copied changes. Files of weights beside the model
+count as parts of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.serving.catalog import Catalog, Origin
+from cudnn_actor.serving.catalog import Catalog, Origin, Stamp
 
 __all__ = ["Watch", "found_models"]
 
@@ -22,7 +24,9 @@ log = Log("cudnn_actor")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
-_FILES = ("model.onnx", "model.toml")
+_MODEL = "model.onnx"
+_MOST_FILES = 10_000
+"""How many files of a version are looked at."""
 
 
 def found_models(folder: Path) -> dict[str, Origin]:
@@ -31,25 +35,42 @@ def found_models(folder: Path) -> dict[str, Origin]:
     for of_model in sorted(folder.iterdir()):
         if _NAME.fullmatch(of_model.name) and of_model.is_dir():
             versions = [each.name for each in of_model.iterdir() if _VERSION.fullmatch(each.name)]
-            having = [each for each in versions if (of_model / each / _FILES[0]).is_file()]
+            having = [each for each in versions if (of_model / each / _MODEL).is_file()]
             if having:
                 highest = max(having, key=int)
-                path = of_model / highest / _FILES[0]
+                path = of_model / highest / _MODEL
                 found[of_model.name] = Origin(path, highest, _stamp(path.parent))
     return found
 
 
-def _stamp(folder: Path) -> tuple[int, ...]:
-    """A stamp that changes when a version's files do."""
-    stamp: list[int] = []
-    for name in _FILES:
-        try:
-            stat = (folder / name).stat()
-        except FileNotFoundError:
-            stamp.append(-1)
-        else:
-            stamp += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+def _stamp(folder: Path) -> Stamp:
+    """A stamp that changes when a version's files do.
+
+    Files of weights may have any names, and lie in folders of their own. So all files count but hidden ones,
+    such as editors make.
+    """
+    stamp = []
+    for path in itertools.islice(_files_in(folder), _MOST_FILES):
+        with contextlib.suppress(OSError):  # it has gone since, or is a link to nothing
+            found = path.stat()
+            stamp.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
     return tuple(stamp)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files of a version: the model and its settings, then all files, also in folders within."""
+    yield from (folder / _MODEL, folder / "model.toml")
+    folders, seen = [folder], {folder.resolve()}
+    for each in folders:
+        with contextlib.suppress(OSError):
+            for path in sorted(each.iterdir()):
+                if path.name.startswith("."):
+                    continue
+                if not path.is_dir():
+                    yield path
+                elif (real := path.resolve()) not in seen and real.is_relative_to(folder.resolve()):
+                    seen.add(real)
+                    folders.append(path)
 
 
 class Watch:

@@ -64,6 +64,39 @@ async def test_a_new_version_is_switched_in_once_two_looks_agree(catalog: Catalo
         catalog.find("square", "2")
 
 
+async def test_a_changed_file_of_weights_is_loaded(catalog: Catalog, tmp_path: Path) -> None:
+    place = tmp_path / "scaled" / "1"
+    weights = place / "weights" / "w.data"
+    weights.parent.mkdir(parents=True)
+    (place / "weights" / "again").symlink_to(weights.parent)  # folders in a circle, and a file that hides
+    (place / "elsewhere").symlink_to(tmp_path)
+    scaled = model_of(
+        [node("Mul", "x w", "y")],
+        {"x": (FLOAT, ("N", 3))},
+        {"y": (FLOAT, ("N", 3))},
+        {"w": np.full(3, 2, np.float32)},
+    )
+    onnx.external_data_helper.set_external_data(scaled.graph.initializer[0], "weights/w.data")
+    scaled.graph.initializer[0].ClearField("raw_data")
+    onnx.save(scaled, place / "model.onnx")
+    weights.write_bytes(np.full(3, 2, np.float32).tobytes())
+    watch = Watch(catalog, tmp_path)
+    await watch.look(at_once=True)
+    _, before = catalog.find("scaled")
+    np.testing.assert_array_equal((await before.run({"x": ROWS}, None))["y"], 2 * ROWS)
+    (place / ".w.data.swp").touch()
+    for _ in range(3):
+        await watch.look()
+    assert catalog.find("scaled")[1] is before
+    weights.with_name("new").write_bytes(np.full(3, 5, np.float32).tobytes())
+    weights.with_name("new").replace(weights)
+    await watch.look()
+    assert catalog.find("scaled")[1] is before  # it may still be being copied
+    await watch.look()
+    _, after = catalog.find("scaled")
+    np.testing.assert_array_equal((await after.run({"x": ROWS}, None))["y"], 5 * ROWS)
+
+
 async def test_a_file_that_cannot_be_loaded_leaves_the_old_version_at_work(
     catalog: Catalog, tmp_path: Path
 ) -> None:
@@ -189,3 +222,62 @@ async def test_a_model_that_is_removed_while_it_is_loaded_is_freed(tmp_path: Pat
         for served in versions:
             with pytest.raises(InvalidRequest, match="closed"):
                 await served.run({"x": ROWS}, None)
+
+
+async def test_closing_cancels_loads_under_way_and_frees_what_they_made(tmp_path: Path) -> None:
+    origin = Origin(put(tmp_path, 1) / "model.onnx", "1")
+    loading, never, made = asyncio.Event(), asyncio.Event(), list[Served]()
+    async with spawn(device="cpu") as gpu:
+
+        async def load_origin(name: str, origin: Origin) -> Served:
+            served = await load(gpu, name, origin.path, origin.version, Settings(), if_possible=False)
+            made.append(served)
+            loading.set()
+            try:
+                await never.wait()
+            except asyncio.CancelledError:
+                if name == "cancelled":
+                    await served.close()
+                    raise
+            return served  # it was warm before it could be cancelled
+
+        catalog = Catalog(load_origin)
+        loads = []
+        for name in ("cancelled", "late"):
+            catalog.add(name, origin)
+            loading.clear()
+            loads.append(asyncio.ensure_future(catalog.load(name)))
+            await loading.wait()
+        loads.append(asyncio.ensure_future(catalog.load("late")))
+        await asyncio.sleep(0)  # it waits for the one before
+        await catalog.close()
+        assert all(each.done() for each in loads)
+        for each in loads:
+            with pytest.raises(NotServed, match="was removed"):
+                await each
+        for served in made:
+            with pytest.raises(InvalidRequest, match="closed"):
+                await served.run({"x": ROWS}, None)
+        assert list(catalog.entries) == []
+
+
+async def test_a_caller_that_is_cancelled_cancels_its_load(tmp_path: Path) -> None:
+    origin, loading, ended = Origin(tmp_path, "1"), asyncio.Event(), asyncio.Event()
+
+    async def load_origin(name: str, origin: Origin) -> Served:
+        loading.set()
+        try:
+            return await asyncio.Future[Served]()
+        finally:
+            ended.set()
+
+    catalog = Catalog(load_origin)
+    catalog.add("square", origin)
+    caller = asyncio.ensure_future(catalog.load("square"))
+    await loading.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()
+    assert catalog.entry("square").state == "UNAVAILABLE"
+    await catalog.close()
