@@ -101,6 +101,7 @@ class ArenaRequests:
                     arena_bytes=self._memory.arena_bytes,
                     limit=None,
                     most=error.most,
+                    largest=error.largest,
                     ulimit=error.ulimit,
                 )
             self._broker.fail(envelope, error)

@@ -70,8 +70,9 @@ def staging_limit() -> int:
     return _machine() if limit is None else limit
 
 
-def available() -> int | None:
-    """Bytes that the machine can give without swapping; None if it does not say. Does not wait for a disk."""
+def available(*, swapping: bool = False) -> int | None:
+    """Bytes that the machine can give without swapping, or with it; None if it does not say. Does not wait
+    for a disk."""
     try:
         descriptor = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +81,11 @@ def available() -> int | None:
         lines = os.pread(descriptor, 4096, 0).decode().splitlines()
     finally:
         os.close(descriptor)
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    said = {
+        name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines) if rest
+    }
+    left = said.get("MemAvailable")
+    return left if left is None or not swapping else left + said.get("SwapFree", 0)
 
 
 def _machine() -> int:

@@ -25,8 +25,10 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["StepsRun", "explained_steps"]
 
 _FIRST_TURNS = 256
-"""The turns of the first part of a loop that may have more turns, and whose data decides how many rows it
-has: see `StepsRun._run_in_parts`."""
+"""The most turns of the first part of a loop that may have more turns, and whose data decides how many rows
+it has: see `StepsRun._run_in_parts`."""
+_FIRST_BYTES = 64 << 20
+"""The most bytes of rows in such a part, unless a single turn has more."""
 
 
 class StepsRun:
@@ -82,7 +84,7 @@ class StepsRun:
                     self._keep(cell, await self._gpu.upload(value, timeout=self._deadline.left_s))
             for number, step in enumerate(self._of.steps):
                 counts = self._counts_of(step)
-                if counts and isinstance(step.run, Loop) and step.turns > _FIRST_TURNS:
+                if counts and isinstance(step.run, Loop) and step.turns > _first_turns(step.run):
                     await self._run_in_parts(step, step.run, counts)
                 else:
                     await self._run(step)
@@ -135,7 +137,7 @@ class StepsRun:
         """
         inputs = {name: self._weights.get(name) or self._cells[step.reads[name]] for name in step.inputs}
         rows: dict[str, list[np.ndarray]] = {cell: [] for cell in counts}
-        done, turns = 0, _FIRST_TURNS
+        done, turns = 0, _first_turns(loop)
         while True:
             turns = min(turns, step.turns - done)
             specs = loop.specs(turns)
@@ -207,6 +209,13 @@ class StepsRun:
         finally:
             for ref in kept.values():
                 self._discard(ref)
+
+
+def _first_turns(loop: Loop) -> int:
+    """The turns of the first part of a loop that runs in parts."""
+    specs = loop.specs(1)
+    a_turn = sum(specs[cell].nbytes for cell in loop.stacked)
+    return max(1, min(_FIRST_TURNS, _FIRST_BYTES // max(1, a_turn)))
 
 
 def explained_steps(steps: Sequence[Step], found: Sequence[Explanation]) -> Explanation:

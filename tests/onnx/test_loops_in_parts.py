@@ -78,6 +78,21 @@ async def test_parts_of_a_loop_have_no_more_turns_together_than_it_may_have(most
     np.testing.assert_array_equal(found["y"], [most, most + 0.5])
 
 
+async def test_the_first_part_of_a_loop_with_large_rows_has_few_turns() -> None:
+    """Rows of 20 MiB: those of 256 turns would take 5 GiB."""
+    proto, inputs = counting(1 << 20)
+    wide = np.array([5 << 20])
+    next(each for each in proto.graph.initializer if each.name == "wide").raw_data = wide.tobytes()
+    limit = 100 << 20
+    async with (
+        spawn(device="cpu", memory_limit=limit) as gpu,
+        await gpu.load(OnnxModel(proto, AS_LOOPS)) as model,
+    ):
+        found = await gpu.run(model, inputs, limit=np.array(2, np.float32))
+    assert found["rows"].shape == (2, 5 << 20)
+    np.testing.assert_array_equal(found["rows"][:, :: 1 << 20], np.tile([[1.5], [2.5]], 5))
+
+
 async def test_a_run_that_is_cancelled_in_any_part_leaves_no_buffer() -> None:
     """It has over thirty messages, and each takes two steps of the event loop at least."""
     proto, inputs = counting(1 << 20)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import ConvSpec, DType, InvalidRequest, OutOfMemory
+from cudnn_actor.memory.container import available
 from cudnn_actor.models import Feature
 
 from .rigs import spawn
@@ -103,6 +104,23 @@ async def test_what_the_machine_never_has_is_told_to_send_less_and_nothing_that_
         f"out of memory: {4 << 43:,} bytes requested, and the machine has {error.most:,}; "
         "send less at once (a smaller batch)"
     )
+
+
+async def test_a_buffer_is_bound_by_the_memory_that_is_available() -> None:
+    if available() != available(swapping=True):
+        pytest.skip("the machine may swap, so it may have room for as many bytes as it has")
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    nbytes = (
+        machine // (2 * MIB) * (2 * MIB)
+    )  # whole steps of an arena: some of it is in use, by this process
+    async with spawn(device="cpu", memory_limit=1 << 60) as gpu:
+        with pytest.raises(OutOfMemory, match="the system has no more, and at most") as caught:
+            await gpu.empty(floats(nbytes))
+        assert (caught.value.requested, caught.value.in_use) == (nbytes, 0)
+        assert caught.value.largest is not None
+        assert caught.value.largest < nbytes
+        assert caught.value.retry_safe
+        assert (await gpu.download(await gpu.upload(np.ones(8, np.float32)))).sum() == 8
 
 
 VECTOR = Feature(name="x", dtype=DType.FLOAT32, dims=("N", 4))

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.memory.container import available
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.errors import OutOfDescriptors, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -32,12 +33,15 @@ class Arenas:
     def create(self, arena: int, nbytes: int) -> int:
         """Create and map an arena of `nbytes` zero bytes. The caller owns the descriptor returned.
 
-        Raises `MemoryError` if the machine has no room for it, `OutOfDescriptors` if no descriptor is left.
-        Linux grants more than that, and ends the process that writes to it.
+        Raises `MemoryError` or `OutOfMemory` if the machine has no room for it now, `OutOfDescriptors` if no
+        descriptor is left. Linux grants more than there is, and ends the process that writes to it.
         """
         machine = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         if nbytes > machine:
             raise OutOfMemory(requested=nbytes, in_use=0, limit=None, most=machine)
+        left = available(swapping=True)
+        if left is not None and nbytes > left:
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None, largest=left)
         try:
             return self._create(arena, nbytes)
         except (OSError, OverflowError) as error:
