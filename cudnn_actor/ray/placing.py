@@ -1,8 +1,8 @@
-"""Lets Ray place the replicas of a pool, with one bundle of a placement group for each. All functions
-block."""
+"""Lets Ray place the replicas of a pool, with one bundle of a placement group for each. `place` blocks."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.ray.replica import Replica
 from cudnn_actor.ray.settings import Settings
 
@@ -37,9 +38,25 @@ class Placed:
 
     def remove(self) -> None:
         """End the actors, and free what they have reserved. Blocks for calls to Ray's control service."""
-        for actor in self.actors:
-            ray.kill(actor)
-        remove_placement_group(self.group)
+        try:
+            for actor in self.actors:
+                ray.kill(actor)
+        finally:
+            remove_placement_group(self.group)  # and with it the actors that were placed in it
+
+    async def remove_within(self, seconds: float) -> str:
+        """Call `remove` on a thread. Returns why it has not succeeded within `seconds`; "" if it has.
+
+        If the head of the cluster has gone, a call of Ray blocks until Ray ends this process, after a minute.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await in_own_thread(self.remove)
+        except TimeoutError:
+            return f"Ray's control service has not answered within {seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - Ray says in many ways that it has ended
+            return str(error).partition("\n")[0] or repr(error)
+        return ""
 
 
 def place(settings: Settings) -> Placed:

@@ -200,12 +200,7 @@ class RayPool(RayRequests):
             )
         settings = self._settings
         memory = await in_own_thread(self._values.begin)  # first: a cancellation leaves no actors
-        placing = asyncio.ensure_future(in_own_thread(place, settings))
-        try:
-            self._placed = await asyncio.shield(placing)
-        except asyncio.CancelledError:
-            await in_own_thread((await placing).remove)
-            raise
+        self._placed = await _place_within(settings)
         self._members = self._replication.members = tuple(
             Watched(
                 number,
@@ -273,7 +268,8 @@ class RayPool(RayRequests):
                 _, late = await asyncio.wait(ends, timeout=_END_S)
                 for end in late:
                     end.cancel()
-            await in_own_thread(self._placed.remove)
+            if problem := await self._placed.remove_within(_END_S):
+                log.warning("ray.not_removed", service=self.name, problem=problem)
         self._membership.happened(Stopped(child=None, reason=reason))
 
     def _why_given_up(self) -> str:
@@ -290,3 +286,23 @@ class RayPool(RayRequests):
     def _note_given_up(self, _replica: Watched, left: int) -> None:
         if left < self._settings.min_ready:
             self._begin_to_end(ExitReason.crash(self._why_given_up()))
+
+
+async def _place_within(settings: Settings) -> Placed:
+    """Let Ray start the replicas. Raises `StartFailed` if it has not answered within `ready_within_s`.
+
+    After a cancellation, no replica is left.
+    """
+    placing = asyncio.ensure_future(in_own_thread(place, settings))
+    try:
+        await asyncio.wait({placing}, timeout=settings.ready_within_s)
+    except asyncio.CancelledError:
+        await asyncio.wait({placing}, timeout=_END_S)
+        if placing.done():
+            await placing.result().remove_within(_END_S)
+        placing.cancel()
+        raise
+    if placing.done():
+        return placing.result()
+    placing.cancel()
+    raise StartFailed(detail=f"Ray's control service has not answered within {settings.ready_within_s:g} s")
