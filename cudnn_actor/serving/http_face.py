@@ -295,9 +295,8 @@ def _is_int64(value: Any) -> TypeGuard[int]:
 
 
 def _too_large(most: int) -> TooLarge:
-    return TooLarge(
-        problem=f"the body has more than {most:,} bytes", fix="send less, or serve with a larger --most-body"
-    )
+    option = "" if most == _MOST_CONTROL else ", or serve with a larger --most-body"
+    return TooLarge(problem=f"the body has more than {most:,} bytes", fix=f"send less{option}")
 
 
 def _model(request: Request) -> dict[str, str]:

@@ -157,3 +157,44 @@ async def test_one_connection_of_grpc_may_have_all_that_can_be_under_way(tmp_pat
         open_stream(client),
     ):
         np.testing.assert_array_equal((await client.infer("square", asked(1))).as_numpy("y"), 1)
+
+
+async def test_so_many_connections_are_answered_and_no_more(tmp_path: Path) -> None:
+    most = 2
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        most_connections=most,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with serve(options) as server, contextlib.AsyncExitStack() as stack:
+        url = f"http://127.0.0.1:{server.http_port}/v2/health/live"
+        clients = [await stack.enter_async_context(httpx.AsyncClient(**PLAIN)) for _ in range(most + 1)]
+        assert [(await each.get(url)).status_code for each in clients] == [200] * most + [503]
+        assert (await clients[0].get(url)).status_code == 200
+        await clients[0].aclose()
+        while (await clients[most].get(url)).status_code == 503:  # until the end of that connection is known
+            pass
+
+
+async def test_only_what_the_option_bounds_is_told_of_it(tmp_path: Path) -> None:
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        most_body=MOST,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with serve(options) as server, httpx.AsyncClient(**PLAIN) as client:
+        url = f"http://127.0.0.1:{server.http_port}/v2"
+        for path, most, option in (
+            ("/models/square/infer", MOST, True),
+            ("/repository/models/square/load", 1 << 20, False),
+        ):
+            small = body(30) if option else "{}"
+            fits = await client.post(url + path, content=small + " " * (most - len(small)))
+            assert fits.status_code == 200
+            found = await client.post(url + path, content=small + " " * (most + 1 - len(small)))
+            assert found.status_code == 413
+            assert ("--most-body" in found.json()["error"]) == option
