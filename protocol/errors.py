@@ -519,7 +519,8 @@ class ServiceStopped(CudnnActorError):
             "this process was forked from the one that started the service, and cannot use that service; "
             "start a service in this process: spawn after the fork"
             if forked
-            else f"the service has stopped ({reason}); spawn a new one and send the request there",
+            else f"the service has stopped ({reason}); spawn a new one, or connect to one again, and "
+            "send the request there",
             reason=reason,
             interrupted=interrupted,
             forked=forked,
@@ -529,12 +530,16 @@ class ServiceStopped(CudnnActorError):
 
 
 class StartFailed(CudnnActorError):
-    """Raised when a service could not become ready. Carries `detail`."""
+    """Raised when a service could not become ready, or none is where `connect` looks for it.
+
+    Carries `detail` and `fix`.
+    """
 
     detail: str
+    fix: str
 
-    def __init__(self, *, detail: str) -> None:
-        super().__init__(f"the service did not start: {detail}; run `cudnn-actor doctor`", detail=detail)
+    def __init__(self, *, detail: str, fix: str = "run `cudnn-actor doctor`") -> None:
+        super().__init__(f"the service did not start: {detail}; {fix}", detail=detail, fix=fix)
 
 
 class ExecutionFailed(OperationError):

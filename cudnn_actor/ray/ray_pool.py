@@ -305,4 +305,5 @@ async def _place_within(settings: Settings) -> Placed:
     if placing.done():
         return placing.result()
     placing.cancel()
-    raise StartFailed(detail=f"Ray's control service has not answered within {settings.ready_within_s:g} s")
+    detail = f"Ray's control service has not answered within {settings.ready_within_s:g} s"
+    raise StartFailed(detail=detail, fix="see whether `ray status` is answered")

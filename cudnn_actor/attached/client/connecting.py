@@ -107,10 +107,12 @@ async def attached_to(path: Path, name: str) -> AttachedService:
             first = await _first_frame(loop, channel)
     except TimeoutError:
         channel.close()
-        raise StartFailed(detail=f"{path} has not answered within {_WITHIN_S:.0f} s") from None
+        detail = f"{path} has not answered within {_WITHIN_S:.0f} s"
+        raise StartFailed(detail=detail, fix="connect again") from None
     except (OSError, BadFrame) as error:
         channel.close()
-        raise StartFailed(detail=f"nobody serves at {path}: {error}") from error
+        fix = "call serve_socket(gpu) in the process that has the service, with the path that you connect to"
+        raise StartFailed(detail=f"nobody serves at {path}: {error}", fix=fix) from error
     except BaseException:
         channel.close()
         raise
@@ -130,7 +132,7 @@ def _check_server(connection: socket.socket) -> None:
     sent."""
     _, uid = peer_of(connection)
     if uid not in (os.geteuid(), 0):
-        raise StartFailed(detail=f"the socket is served by user {uid}")
+        raise StartFailed(detail=f"the socket is served by user {uid}", fix="serve and connect as one user")
 
 
 def _lacks_status(frames: Sequence[Any]) -> bool:
