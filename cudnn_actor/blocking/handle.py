@@ -41,6 +41,13 @@ __all__ = ["BlockingRef", "BlockingRequests", "BlockingScope", "portal_for"]
 KeptT = TypeVar("KeptT", bound=BufferRef | ModelRef | BlockingModel)
 
 
+class _ScopeOfACall(Scope):
+    """The owner of what a single call makes."""
+
+    shown_as = "BlockingRef"
+    """The class of the object that the caller has, for texts about arguments."""
+
+
 class BlockingRequests:
     """The requests that a service takes, for threads: the methods of `CudnnRef` without `await`.
 
@@ -57,7 +64,7 @@ class BlockingRequests:
     def _for_a_call(self) -> tuple[Requests, Callable[[], None]]:
         """The sender of a call's requests, and a function that frees their results if the caller does not get
         them."""
-        scope = Scope(self._requests)
+        scope = _ScopeOfACall(self._requests)
         return scope, scope.end
 
     def _handle(self) -> BlockingRequests:

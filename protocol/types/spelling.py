@@ -67,8 +67,9 @@ def _problem(
     parameters = list(inspect.signature(method).parameters.values())[1:]
     names = [each.name for each in parameters]
     called = cast("FunctionType", method)
-    # The class of the object that the caller has, which may inherit the method.
-    name = f"{type(args[0]).__name__}.{called.__name__}()" if args else f"{called.__qualname__}()"
+    # The class of the object that the caller has, which may inherit the method, or call another object's.
+    shown_as = getattr(args[0], "shown_as", type(args[0]).__name__) if args else ""
+    name = f"{shown_as}.{called.__name__}()" if args else f"{called.__qualname__}()"
     for given in kwargs:
         if given not in names:
             return f"{name} has no argument {given!r}; {own_name(given, names)}it has {', '.join(names)}"

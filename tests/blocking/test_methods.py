@@ -108,7 +108,7 @@ def test_types_are_those_of_the_methods_for_asyncio(gpu: BlockingRef) -> None:
     assert_type(gpu.device, str)
     with pytest.raises(TypeError):
         gpu.upload()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"has no argument 'layuot'; did you mean \"layout\""):
+    with pytest.raises(TypeError, match=r"^BlockingRef.upload\(\) has no argument .layuot.; did you mean"):
         gpu.upload(X, layuot="NHWC")  # type: ignore[call-arg]
     with pytest.raises(InvalidRequest):
         gpu.empty("few")  # type: ignore[arg-type]
