@@ -28,6 +28,7 @@ __all__ = [
     "Undecided",
     "Unfit",
     "Value",
+    "broadcast_dims",
     "fitting",
 ]
 
@@ -50,6 +51,19 @@ class OfLoop(Refused):
 
 class Unfit(Refused):
     """Raised for a node whose inputs have dims that its operator does not take. The text says why."""
+
+
+_MOST_BROADCAST = 32
+"""The most dims of arrays that NumPy broadcasts. An array may have more."""
+
+
+def broadcast_dims(*dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims of values of these dims that are broadcast. Raises `ValueError` if they cannot be, `Unfit` if
+    there are too many."""
+    most = max(map(len, dims))
+    if most > _MOST_BROADCAST:
+        raise Unfit(f"has an operand of {most} dims, and operands of {_MOST_BROADCAST} at most are broadcast")
+    return np.broadcast_shapes(*map(tuple, dims))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto, helper
 
+from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.models import InvalidModel
 from cudnn_actor.onnx import backend
 
@@ -284,3 +285,23 @@ def test_an_einsum_of_nothing_has_dims_and_zeros(equation: str, dims: Any, dtype
     y, wanted = run("Einsum", *given, equation=equation), np.einsum(equation, *given)
     assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
     assert (y == 0).all()
+
+
+@cases_in_one_test
+@pytest.mark.parametrize("op", ["Expand", "Where", "Add", "Mul", "Max", "MatMulInteger", "PRelu", "Pow"])
+@pytest.mark.parametrize("rank", [32, 33, 64])
+def test_more_dims_than_are_broadcast_are_refused(op: str, rank: int) -> None:
+    """A tensor of a service has 8 at most, and an array of NumPy's 64, of which it broadcasts 32."""
+    whole = op == "MatMulInteger"
+    dtype = np.uint8 if whole else np.float32
+    constants = {"w": np.ones([1] * rank, dtype), "yes": np.array([True])}
+    if op == "Expand":
+        constants = {"w": np.array([1] * rank)}
+    proto = model_of(
+        [node(op, "yes x w" if op == "Where" else "x w", "y")],
+        {"x": (TensorProto.UINT8 if whole else FLOAT, [1, 2])},
+        {"y": (TensorProto.INT32 if whole else FLOAT, None)},
+        constants,
+    )
+    with pytest.raises((InvalidModel, UnsupportedModel)):
+        backend.run_model(proto, [np.ones((1, 2), dtype)])

@@ -12,11 +12,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operators.sources import is_half_product, made_by, number_of
-from cudnn_actor.onnx.values import Value
+from cudnn_actor.onnx.values import Value, broadcast_dims
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -46,7 +44,7 @@ def spelled_out_gelu(node: Node, g: GraphBuilder) -> Tensor | None:
     found = _factors([node.value(0), node.value(1)])
     if found is None or not _is_near(found.number, 0.5, found.values[0]) or len(found.values) != 2:
         return None
-    dims = np.broadcast_shapes(node.dims(0), node.dims(1))
+    dims = broadcast_dims(node.dims(0), node.dims(1))
     for x, other in (found.values, found.values[::-1]):
         for op, is_argument in (("Erf", _is_of_erf), ("Tanh", _is_of_tanh)):
             of = _function_plus_1(other, op)

@@ -15,7 +15,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import convert, dtype_of
 from cudnn_actor.onnx.operators.sources import is_half_product
-from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
+from cudnn_actor.onnx.values import Contradiction, Declined, Unfit, broadcast_dims
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -121,7 +121,7 @@ def slice_(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Expand", since=8)
 def expand(node: Node, g: GraphBuilder) -> Result:
-    dims = np.broadcast_shapes(node.dims(0), node.ints(1))
+    dims = broadcast_dims(node.dims(0), node.ints(1))
     if dims == node.dims(0):
         return node.value(0)
     if 0 in dims:

@@ -11,6 +11,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import convert, wrap
 from cudnn_actor.onnx.operators.gelu import gelu_of, spelled_out_gelu
+from cudnn_actor.onnx.values import broadcast_dims
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.integer_division import divide_towards_zero
 from cudnn_actor.protocol.operations import PointwiseMode
@@ -152,7 +153,7 @@ def where(node: Node, g: GraphBuilder) -> Result:
     condition = node.value(0)
     if condition.fixed and condition.array.all() == condition.array.any():  # the same everywhere
         chosen = node.value(1 if condition.array.all() else 2)
-        if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
+        if chosen.dims == broadcast_dims(*(node.dims(number) for number in range(3))):
             return chosen
     a, b = node.operand(1), node.operand(2)
     if node.value(1).dtype == np.bool_:  # no number is a truth value

@@ -15,7 +15,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.operators.convolution import conv_spec, with_bias
-from cudnn_actor.onnx.values import Declined, Unfit
+from cudnn_actor.onnx.values import Declined, Unfit, broadcast_dims
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
 from cudnn_actor.protocol.types.dtypes import DType
@@ -107,7 +107,7 @@ def _spread(g: GraphBuilder, x: Tensor, *behind: int) -> Tensor:
 def _dims_of_product(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """The dims of a product of matrices of these dims. Raises `Unfit`."""
     try:
-        batch = np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+        batch = broadcast_dims(a[:-2], b[:-2])
     except ValueError:
         batch = None
     if batch is None or a[-1:] != b[-2:][:1]:
