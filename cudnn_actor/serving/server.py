@@ -274,7 +274,7 @@ def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
     default = Settings(batch=options.batch)
 
     async def load_origin(name: str, origin: Origin) -> Served:
-        settings = await asyncio.to_thread(read_settings, origin.path.with_name("model.toml"), default)
+        settings = await asyncio.to_thread(read_settings, origin.path.parent / "model.toml", default)
         return await load(gpu, name, origin.path, origin.version, settings, if_possible=settings is default)
 
     return load_origin

@@ -117,6 +117,16 @@ def test_a_server_without_its_packages_names_the_extra(
     assert "[serve]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_folder_in_the_place_of_a_model_is_one_line(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from cudnn_actor.cli import main
+
+    assert main(["serve", path, "--http", "0", "--grpc", "0", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "is a folder, not a file" in error
+    assert "Traceback" not in error
+
+
 def test_how_often_a_worker_is_replaced_is_said_on_the_command_line(tmp_path: Path) -> None:
     words = ("--http", "0", "--grpc", "0", "--max-restarts", "7", "--period", "30")
     with running(str(write_square(tmp_path)), *words) as (_, ports):
