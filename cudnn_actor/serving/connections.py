@@ -7,14 +7,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 __all__ = ["MOST_HEADERS", "BoundedConnection"]
 
 MOST_HEADERS = 64 << 10
 """The most bytes of a request's first line and headers."""
 _HEADERS_S = 30.0
-"""Seconds within which the headers of a connection's first request must arrive."""
+"""Seconds within which the headers of a request must arrive: of the first one from the connection's start on,
+of a later one from its first bytes on. (Between requests, a connection may be silent for longer.)"""
 
 
 class _OneWrite:
@@ -50,11 +51,13 @@ class _OneWrite:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if no request has begun in time. A request finds it as
+    """A connection that is closed if the headers of a request have not arrived in time. A request finds it as
     `state.connection`."""
 
     lost = False
     """Whether the connection has ended."""
+    _opening: asyncio.TimerHandle | None = None
+    """What closes the connection if the headers for which it waits do not arrive."""
     on_lost: Callable[[], object] | None = None
     """This is called when the connection ends."""
 
@@ -62,17 +65,32 @@ class BoundedConnection(H11Protocol):
         """Begin the connection: uvicorn gets a transport that joins its writes."""
         self.app_state = {"connection": self}
         super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
-        self._opening = self.loop.call_later(_HEADERS_S, self._check_begun)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Receive a part of a request."""
+        super().data_received(data)
+        if self._opening is None:
+            if self._is_between:  # and so the data are the first bytes of headers
+                self._wait_for_headers()
+        elif not self._is_between:
+            self._opening.cancel()
+            self._opening = None
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether no request has begun since the last one was answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _wait_for_headers(self) -> None:
+        self._opening = self.loop.call_later(_HEADERS_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection."""
-        self._opening.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
         super().connection_lost(exc)
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
-
-    def _check_begun(self) -> None:
-        begun: object = self.cycle
-        if begun is None:
-            self.transport.close()

@@ -15,8 +15,11 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from cudnn_actor.serving import connections, http_face
 from cudnn_actor.serving.server import ServerOptions, serve
 
+from ..loop_clock import pass_time
+from ..patience import PATIENCE_S
 from .servers import PLAIN, write_square
 
 pytestmark = pytest.mark.usefixtures("forked_fronts")
@@ -198,3 +201,82 @@ async def test_only_what_the_option_bounds_is_told_of_it(tmp_path: Path) -> None
             found = await client.post(url + path, content=small + " " * (most + 1 - len(small)))
             assert found.status_code == 413
             assert ("--most-body" in found.json()["error"]) == option
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+async def test_headers_that_do_not_end_close_their_connection(
+    earlier: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many whole requests."""
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    head = b"GET /v2/health/live HTTP/1.1\r\nhost: here\r\n"
+    async with serve(options) as server, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        for _ in range(earlier):
+            writer.write(head + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(connections, "_HEADERS_S", 0.01)
+        if not earlier:  # the time of the first ones begins with the connection
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        writer.write(head)
+        with contextlib.suppress(ConnectionError):  # it was closed before that
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_may_be_silent_between_requests_and_while_one_is_under_way(tmp_path: Path) -> None:
+    """For longer than headers may take: less than 60 s for a body, and than 75 s between requests."""
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    content = body(3).encode()
+    head = b"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(content)
+    async with serve(options) as server, asyncio.timeout(PATIENCE_S + 200):  # of which most passes at once
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        for _ in range(2):
+            for part in (head[:9], head[9:]):
+                writer.write(part)
+                await writer.drain()
+            while not server.host.running:  # noqa: ASYNC110 - until it has begun, which nothing tells
+                await asyncio.sleep(0)
+            await long_enough()
+            writer.write(content)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+            length = next(line for line in answer.split(b"\r\n") if line.startswith(b"content-length: "))
+            await reader.readexactly(int(length.split()[1]))
+            await long_enough()
+        writer.close()
+
+
+async def long_enough() -> None:
+    """Let the time pass in which headers must arrive."""
+    pass_time(connections._HEADERS_S + 1)
+    for _ in range(5):  # turns in which what is due runs
+        await asyncio.sleep(0)
+
+
+async def test_a_body_that_does_not_end_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_face, "_BODY_S", 0.01)
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with serve(options) as server, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        writer.write(b"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        assert b"the body has not come within 0 s" in await reader.readuntil(b"}")
+        assert (server.host.running, server.host.bytes) == (0, 0)
+        writer.close()
