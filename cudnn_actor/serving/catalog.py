@@ -150,7 +150,7 @@ class Catalog:
             entry.origin = origin or entry.origin
             self._changed()
             try:
-                served = await self._loaded(entry)
+                served = await self._load_version(entry)
             except NotServed:  # the catalog was closed
                 raise
             except CudnnActorError as error:
@@ -172,8 +172,8 @@ class Catalog:
             log.info("serving.loaded", model=name, version=served.version)
             self._end(before)
 
-    async def _loaded(self, entry: Entry) -> Served:
-        """The version of an entry's file, loaded. Raises `NotServed` if the catalog is closed meanwhile."""
+    async def _load_version(self, entry: Entry) -> Served:
+        """Load the version of an entry's file. Raises `NotServed` if the catalog is closed meanwhile."""
         caller = asyncio.current_task()
         assert caller is not None, "models are loaded by tasks"
         cancelling, task = caller.cancelling(), asyncio.create_task(self._load(entry.name, entry.origin))
