@@ -27,12 +27,16 @@ class Arriving(NamedTuple):
     first_missing
         Takes a number and a count of parts. Returns the first part that is not there, from that number on;
         the count if all are there.
+    answer
+        Answers the request with the array where the array arrives: its number, when it began, and how long it
+        took, in ns.
     """
 
     array: np.ndarray
     parts: Sequence[tuple[int, int, int]]
     is_there: Callable[[int], bool]
     first_missing: Callable[[int, int], int]
+    answer: Callable[[int, int, int], None]
 
 
 Awaits = Callable[[Arriving, int], None]

@@ -12,12 +12,18 @@ bytes.
 
 The words lie with the values, not on the status page, so they live as long as the values. A request that runs
 again is sent as it is: the next worker finds the words set, or waits as the first one did.
+
+Behind them lie three words by which the worker answers an upload that has the device to itself, before it
+sends the answer. The parent's thread that has copied the array may look there (`straight_upload`), which
+takes 20 us less than the way through the socket. The answer is sent in any case.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
+from collections.abc import Callable
 
 from cudnn_actor.isolation.process.status import barrier
 from cudnn_actor.isolation.staging import NOTE_BYTES
@@ -41,7 +47,9 @@ _MOST_PARTS = 16
 _PAGE_BYTES = 4096
 _NONE_THERE = memoryview(bytes(_MOST_PARTS * _WORD_BYTES)).cast("Q")
 _ALL_THERE = memoryview((1).to_bytes(_WORD_BYTES, sys.byteorder) * _MOST_PARTS).cast("Q")
-assert _MOST_PARTS * _WORD_BYTES <= NOTE_BYTES
+_NUMBER, _STARTED, _TOOK = range(3)
+_ANSWER_WORDS = 3
+assert (_MOST_PARTS + _ANSWER_WORDS) * _WORD_BYTES <= NOTE_BYTES
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,7 +76,9 @@ class Arrival:
     """
 
     def __init__(self, segment: memoryview, offset: int) -> None:
-        self._words = segment[offset : offset + _MOST_PARTS * _WORD_BYTES].cast("Q")
+        end = offset + _MOST_PARTS * _WORD_BYTES
+        self._words = segment[offset:end].cast("Q")
+        self._answer = segment[end : end + _ANSWER_WORDS * _WORD_BYTES].cast("Q")
 
     def is_there(self, number: int) -> bool:
         """Whether a part is there. If so, its bytes can be read from now on."""
@@ -86,7 +96,30 @@ class Arrival:
         barrier()
         return count
 
+    def answer(self, number: int, started_ns: int, took_ns: int) -> None:
+        """Answer the request with this number, which began at `started_ns` and took so long. Worker only."""
+        words = self._answer
+        words[_STARTED], words[_TOOK] = started_ns, took_ns
+        barrier()
+        words[_NUMBER] = number
+
     # The parent's side.
+
+    def forget_answer(self) -> None:
+        """Forget what lies where the answer will be. No worker has a request that reads the array."""
+        self._answer[_NUMBER] = 0
+
+    @property
+    def answered(self) -> memoryview:
+        """Its first element is the number of the request that was answered last. Numbers do not come again."""
+        return self._answer
+
+    def times(self) -> tuple[int, int]:
+        """When the request that was answered last began, and how long it took, in ns, as the worker says. It may
+        write any numbers below 2**64."""
+        barrier()
+        _, started_ns, took_ns = self._answer
+        return started_ns, took_ns
 
     def clear(self) -> None:
         """Note that nothing is there. No worker has a request that reads the array."""
@@ -96,6 +129,20 @@ class Arrival:
         """Note that a part is there. Any thread."""
         barrier()
         self._words[number] = 1
+
+    def notes_of_one_thread(self) -> Callable[[int], None]:
+        """A function that does what `note` does, in fewer steps, on one thread. An exception of a signal handler
+        in it makes it useless."""
+        fence, words = threading.Lock(), self._words
+        fence.acquire()
+        release, acquire = fence.release, fence.acquire
+
+        def note(number: int) -> None:
+            release()
+            acquire()
+            words[number] = 1
+
+        return note
 
     def note_all(self) -> None:
         """Note that all parts are there. No worker has a request that reads the array."""

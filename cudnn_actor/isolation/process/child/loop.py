@@ -15,6 +15,7 @@ from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound
 from cudnn_actor.broker.request_checks import bind_message
 from cudnn_actor.engines.base import ContextDead, Engine
+from cudnn_actor.execution.arriving import Arriving
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.model_runs import ModelPlaces, Source
@@ -286,7 +287,10 @@ class WorkerLoop:
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message
         slot = self._resolve(message.dst, "dst")
-        return self._runner.write(task, slot, self._stages.values(message.values, slot.spec))
+        values = self._stages.values(message.values, slot.spec)
+        if type(values) is Arriving and type(task) is WorkerTask:
+            task.answer = values.answer
+        return self._runner.write(task, slot, values)
 
     def _write_all(self, task: Task) -> Any:
         message: WriteAllStaged = task.message

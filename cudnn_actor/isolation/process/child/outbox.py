@@ -80,16 +80,19 @@ class Outbox:
         """A function that sends the answer of a request that has run until it is called.
 
         The frame is made now, while the device works. It ends with the time of the run, a number of eight
-        bytes.
+        bytes. If values arrive for the request, it is also answered where they do, first.
         """
-        started_ns = task.started_ns
+        started_ns, number, answer = task.started_ns, task.number, task.answer
         frame = bytearray(encode(Answers([Done(task.number, task.place, plan, started_ns, 0.0)])))
         place = len(frame) - _NUMBER.size
 
         def send() -> None:
-            _NUMBER.pack_into(frame, place, (time.perf_counter_ns() - started_ns) / 1e3)
+            took_ns = time.perf_counter_ns() - started_ns
             if self._answers or self._lines:
                 self.flush()
+            if answer is not None:
+                answer(number, started_ns, took_ns)
+            _NUMBER.pack_into(frame, place, took_ns / 1e3)
             self._channel.send_encoded(frame)
             if self._channel.backed_up:
                 self._channel.send_all()

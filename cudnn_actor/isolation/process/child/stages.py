@@ -72,4 +72,5 @@ class Stages:
             arrival = Arrival(memoryview(self._mapped[staged.segment]), staged.arrival)
         except (TypeError, ValueError) as error:
             raise BadFrame(f"there are no such words in staging memory: {error!r}") from error
-        return Arriving(array, parts_of(array.nbytes), arrival.is_there, arrival.first_missing)
+        parts = parts_of(array.nbytes)
+        return Arriving(array, parts, arrival.is_there, arrival.first_missing, arrival.answer)

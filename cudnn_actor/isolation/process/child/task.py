@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -71,6 +72,8 @@ class WorkerTask(msgspec.Struct, eq=False):
     """The record of the message, once it has been looked up: see `ExecutionState.cached_message`."""
     started_ns: int = 0
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
+    answer: Callable[[int, int, int], None] | None = None
+    """See `Arrival.answer`; None if its values do not arrive."""
 
     def begin(self) -> bool:
         """Start the request unless it was withdrawn. Returns whether it started. See `StatusPage.begin`."""

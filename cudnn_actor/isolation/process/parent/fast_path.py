@@ -23,7 +23,12 @@ from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.actors.interrupts import run_through
 from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.broker.request_counts import NO_TALLY, NONE_MOVED
-from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
+from cudnn_actor.isolation.process.parent.in_flight import (
+    InFlightTable,
+    RunStaging,
+    WorkerRequest,
+    claims_lock,
+)
 from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.values import WITH_VALUES
@@ -36,7 +41,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Download, Ping, RunModel, Upload
 
-__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "takes_long"]
+__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "drop_told", "hand_over", "takes_long"]
 
 Reply = tuple[Envelope, Any, BaseException | None]
 
@@ -200,6 +205,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     while frames:
         if type(frames[0]) is not Answers:
             return True
+        if table.told and drop_told(table, channel):
+            continue
         answers, finished, now_ns = frames[0].answers, None, time.perf_counter_ns()
         while channel.taken < len(answers):
             answer = answers[channel.taken]
@@ -262,6 +269,23 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         channel.taken = 0
         del frames[0]
     return False
+
+
+def drop_told(table: InFlightTable, channel: Channel) -> bool:
+    """Remove the first frame if it is the answer of `InFlightTable.told`. Returns whether it was.
+
+    It comes in a frame of its own, and in no other form.
+    """
+    frame = channel.frames[0]
+    if type(frame) is not Answers or channel.taken or len(frame.answers) != 1:
+        return False
+    answer = frame.answers[0]
+    if type(answer) is not Done or answer.number != table.told:
+        return False
+    # One step.
+    table.told = 0
+    del channel.frames[0]
+    return True
 
 
 def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:

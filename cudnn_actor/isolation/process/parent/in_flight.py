@@ -231,6 +231,9 @@ class InFlightTable:
         """The request that has waited longest for its answer, while there are requests."""
         self.answered_s = 0.0
         """When the latest request was dispatched that the present worker has finished."""
+        self.told = 0
+        """The number of the request whose answer was taken from where its values arrived, while the frame with
+        that answer has not been removed; 0 for none."""
         self.nearing = False
         """Whether the worker has said that one will end soon, and the loop that reads has not seen it."""
         self.again: deque[WorkerRequest] = deque()
@@ -334,7 +337,7 @@ class InFlightTable:
         self.requests = {}
         self._places = list(range(self.window))
         self._alone = False
-        self.handed = 0
+        self.handed = self.told = 0
         self.answered_s = 0.0
         return requests
 

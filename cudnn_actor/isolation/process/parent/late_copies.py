@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.transfer import copy_parts
@@ -40,13 +41,13 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-class LateCopy:
+class LateCopy(msgspec.Struct, eq=False):
     """The copy of one array.
 
     Parameters
     ----------
     array
-        The caller's array, for which `may_be_late` is True.
+        The caller's array, for which `may_be_late` is True; None once the copy has been made.
     target
         Bytes in staging memory, at least as many as the array has.
     arrival
@@ -55,17 +56,27 @@ class LateCopy:
         Whether its request has the device to itself, which then idles until values arrive.
     """
 
-    __slots__ = ("_arrival", "_begun", "_between", "_rounds", "is_heavy", "nbytes")
+    array: np.ndarray | None
+    target: np.ndarray
+    arrival: Arrival
+    alone: bool
+    begun: bool = False
+    """Whether some parts may be there."""
+    with_others: bool = False
+    """Whether it is heavy because others belong to the same request."""
 
-    def __init__(self, array: np.ndarray, target: np.ndarray, arrival: Arrival, *, alone: bool) -> None:
-        arrival.clear()
-        self._arrival, self._rounds = arrival, _ROUNDS if alone else 1
-        self._between: tuple[np.ndarray, np.ndarray] | None = (target, array)
-        """The target and the source; None once the copy has been made."""
-        self._begun = False
-        self.nbytes = array.nbytes
-        self.is_heavy = self.nbytes > HEAVY_RUN_BYTES
+    def __post_init__(self) -> None:
+        self.arrival.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array; 0 once the copy has been made."""
+        return 0 if self.array is None else self.array.nbytes
+
+    @property
+    def is_heavy(self) -> bool:
         """Whether an event loop's thread leaves it to the monitor."""
+        return self.with_others or self.nbytes > HEAVY_RUN_BYTES
 
     def make(self) -> None:
         """Copy the parts that are not there, in order. Blocks.
@@ -73,26 +84,29 @@ class LateCopy:
         Raises `MemoryError` if a thread that copied had no memory to note that: the next call goes on. Else
         the worker, whose waiting counts as progress, would wait for ever.
         """
-        if self._between is None:
+        array, arrival = self.array, self.arrival
+        if array is None:
             return
-        target, array = self._between
-        dst, src = target[: self.nbytes], as_bytes(array)
-        missing, is_there = parts_of(src.nbytes), self._arrival.is_there
-        if self._begun:
+        src, is_there = as_bytes(array), arrival.is_there
+        missing = parts_of(src.nbytes)
+        if self.begun:
             missing = tuple([part for part in missing if not is_there(part[0])])
-        self._begun = True
+        self.begun = True
         if missing:
-            here = copy_parts(dst, src, missing, self._arrival.note, rounds=self._rounds)
+            note, rounds = arrival.note, _ROUNDS if self.alone else 1
+            if src.nbytes <= HEAVY_RUN_BYTES:  # one thread copies it
+                note = arrival.notes_of_one_thread()
+            here = copy_parts(self.target[: src.nbytes], src, missing, note, rounds=rounds)
             if not here and not all(is_there(number) for number, _, _ in missing):
                 raise MemoryError("a thread could not note what it has copied")
-        self._between = None
+        self.array = None
 
 
 def weigh(copies: Sequence[LateCopy]) -> None:
     """Leave the copies of one request to the monitor, if they are heavy together."""
     if sum(copy.nbytes for copy in copies) > HEAVY_RUN_BYTES:
         for copy in copies:
-            copy.is_heavy = True
+            copy.with_others = True
 
 
 class LateCopies:

@@ -26,6 +26,7 @@ from cudnn_actor.isolation.process.parent.fast_path import (
     FILL,
     Reply,
     counting,
+    drop_told,
     takes_long,
 )
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
@@ -264,10 +265,12 @@ def may_free_others(dispatcher: HostMailbox) -> bool:
 def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel) -> Done | None:
     """Read the socket. The answer, if it is that of the request, and nothing else has come; it stays in the
     channel. What has come besides is left to a turn."""
-    frames = channel.frames
+    frames, table = channel.frames, dispatcher.host.in_flight
     try:
         if frames or not channel.fetch():
             return None
+        if table.told and frames:
+            drop_told(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
         return None

@@ -20,29 +20,30 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.broker.request_counts import Tally
+from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.cores import PROMPT_S
-from cudnn_actor.isolation.process.parent.fast_path import takes_long
+from cudnn_actor.isolation.process.parent.fast_path import drop_told, takes_long
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
-from cudnn_actor.isolation.process.parent.late_copies import may_be_late
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import (
     HostMailbox,
     deliver,
     may_free_others,
-    only_answer,
     straight,
 )
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.wire import Request
+from cudnn_actor.isolation.process.wire import Request, Requests
 from cudnn_actor.isolation.staging import PIECE_BYTES
-from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.messages.messages import Allocate, Upload
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["UploadMailbox", "send_upload"]
 
@@ -98,11 +99,6 @@ class UploadMailbox(HostMailbox):
         return time.monotonic() - self._roused_s < PROMPT_S
 
 
-_Target = tuple[Slot, BufferRef, Slot | None, list[Slot]]
-"""Where an upload goes: the slot and the buffer; the slot once more if the buffer is new, else None; and the
-list from which a new buffer's slot is taken, as its last element."""
-
-
 def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
     """Wake the worker, with the host held, if there is memory for that. Returns True."""
     sender = dispatcher.host.sender
@@ -116,48 +112,72 @@ def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
 def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     """Dispatch an upload, copy its array, and perhaps await its answer. With the host held. Returns whether
     it was dispatched. No other thread knows its envelope yet."""
-    host, owner = dispatcher.host, dispatcher.owner
-    table, sender, worker, memory = host.in_flight, host.sender, host.workers.serving, host.state.memory
-    in_flight, places, late, pieces = (
-        table.requests,
-        table._places,
-        sender.copies.pending,
-        host.staging.pieces,
+    host, channel, owner = dispatcher.host, dispatcher.channel, dispatcher.owner
+    table, sender, worker, memory, staging = (
+        host.in_flight,
+        host.sender,
+        host.workers.serving,
+        host.state.memory,
+        host.staging,
     )
+    in_flight, places, late, pieces = table.requests, table._places, sender.copies.pending, staging.pieces
     if (
-        worker is None
-        or not _is_idle(dispatcher)
+        in_flight
+        or late
+        or not pieces
+        or channel is None
+        or worker is None
+        or takes_long(host)
+        or dispatcher._stop is not None
+        or staging.ended  # a turn frees these
+        or host.models._leaving
+        or sender._unsent
+        or sender.sending is not None
+        or channel._out
         or (envelope.deadline is not None and envelope.expired)
-        or (target := _target_of(host, envelope.message)) is None
     ):
         return False
-    slot, ref, fresh, ready = target
+    message, ready = envelope.message, None
+    data = message.data
+    if type(message) is Upload:
+        ref = message.dst
+        slot = memory._live.get(ref.slot)
+        if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
+            return False
+    else:
+        ready = memory.ready(message.spec)
+        if not ready:
+            return False
+        slot = ready[-1]
+        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
+    if not _goes_by_piece(host, slot.spec, data):
+        return False
     number, place, block = next(dispatcher._numbers), places[-1], pieces[-1]
-    message, bridge, claim = envelope.message, envelope.bridge, envelope.claim
+    bridge, claim = envelope.bridge, envelope.claim
     try:
-        body, copies = host.values.prepared_late(block, ref, message.data, alone=True)
+        body, copy = host.values.prepared_late(block, ref, data, alone=True)
     except MemoryError:
         return False
-    unsent, entry = sender._unsent, [Request(number, place, body)]
+    copies, frame = (copy,), ((encode(Requests([Request(number, place, body)])), ()),)
     request = WorkerRequest(
         envelope,
         number,
         message,
         (slot,),
-        ref=None if fresh is None else ref,
+        ref=None if ready is None else ref,
         body=body,
         blocks=(block,),
         copies=copies,
         place=place,
         claims=worker.claims,
+        sent_s=table.clock(),
     )
-    request.sent_s = table.clock()
     table.note_first(request)
     now_ns = time.perf_counter_ns()
     with dispatcher._lock:
         if dispatcher._closed is not None or dispatcher._control or dispatcher._ordinary or not claim:
             return False
-        # One step.
+        # One step. The frame is in the channel's queue: a turn sends it if this thread does not.
         envelope.mailbox = dispatcher
         envelope.number = number
         envelope.admitted_ns = now_ns
@@ -168,21 +188,22 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
         in_flight[number] = request
         table.handed += 1
         del places[-1]
-        unsent += entry
+        channel._out += frame
         late += copies
         del pieces[-1]
-        if fresh is not None:
-            memory._live[fresh.index] = fresh
-            fresh.live = True
-            memory.live_bytes += fresh.nbytes
+        if ready is not None:
+            memory._live[slot.index] = slot
+            slot.live = True
+            memory.live_bytes += slot.nbytes
             del ready[-1]
     try:
-        sender.flush()
-        sender.copies.make_light()
-        if sender.workers.serving is not worker or dispatcher.channel is None or dispatcher.channel.backed_up:
+        sent = channel.flush()
+        copy.make()
+        del late[0]
+        if not sent:
             dispatcher.wake_monitor()
         elif dispatcher.loops_may_stay_awake and owner is not None and owner.may_wait():
-            _await_answer(dispatcher, request, dispatcher.channel, owner.looks)
+            _await_answer(dispatcher, request, channel, copy.arrival, owner.looks)
     except MemoryError:  # the request is in flight: the monitor goes on once there is memory
         dispatcher.short_of_memory = dispatcher._wants_reading = True
         dispatcher.wake_monitor()
@@ -191,98 +212,85 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     return True
 
 
-def _is_idle(dispatcher: UploadMailbox) -> bool:
-    """Whether nothing is in flight, and there is no other work for a turn."""
-    host = dispatcher.host
-    return not (
-        host.in_flight.requests
-        or host.sender.copies.pending
-        or not host.staging.pieces
-        or dispatcher.channel is None
-        or takes_long(host)
-        or dispatcher._stop is not None
-        or host.staging.ended  # a turn frees these
-        or host.models._leaving
+def _goes_by_piece(host: WorkerHost, spec: TensorSpec, data: Any) -> bool:
+    """Whether an array can be copied to a piece as it is, for a buffer. Then it needs no other check."""
+    return (
+        host.values.arenas is None
+        and type(data) is np.ndarray
+        and data.shape == spec.dims
+        and data.dtype == spec.dtype.numpy
+        and LATE_BYTES < data.nbytes <= PIECE_BYTES
+        and bool(data.flags.c_contiguous)  # see `may_be_late`
+        and (data.base is None or host.staging.locate(data) is None)
     )
 
 
-def _target_of(host: WorkerHost, message: Any) -> _Target | None:
-    """Where an upload goes; None unless its array can be copied to a piece as it is, and its slot is there.
-
-    An array of the buffer's dims and dtype needs no other check.
-    """
-    data, values, memory = message.data, host.values, host.state.memory
-    if values.arenas is not None or not may_be_late(data) or data.nbytes > PIECE_BYTES:
-        return None
-    ready: list[Slot] = []
-    if type(message) is Upload:
-        ref, fresh = message.dst, None
-        slot = memory._live.get(ref.slot)
-        if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
-            return None
-    else:
-        ready = memory.ready(message.spec)
-        if not ready:
-            return None
-        fresh = slot = ready[-1]
-        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
-    spec = slot.spec
-    if data.shape != spec.dims or data.dtype != spec.dtype.numpy:
-        return None
-    if data.base is not None and host.staging.locate(data) is not None:
-        return None
-    return slot, ref, fresh, ready
-
-
 def _await_answer(
-    dispatcher: HostMailbox, request: WorkerRequest, channel: Channel, looks: Callable[[], object]
+    dispatcher: HostMailbox,
+    request: WorkerRequest,
+    channel: Channel,
+    arrival: Arrival,
+    looks: Callable[[], object],
 ) -> None:
-    """Wait for the answer, and complete the request; or let the loop read it.
+    """Wait until the worker answers where the values arrived, and complete the request; or let the loop read
+    the answer.
 
-    Whatever does not depend on the answer is done before it is there, while the device works. The socket is
-    also read once before: so the code that reads it is in the processor's caches when the answer comes.
+    Whatever does not depend on the answer is done before it is there, while the device works. The host has
+    been held since the request was dispatched. So its buffer is live, and other threads have only added
+    messages.
     """
-    counters, clock = dispatcher.host.state.counters, time.perf_counter
+    table, counters, clock = dispatcher.host.in_flight, dispatcher.host.state.counters, time.perf_counter
     counted = counters.of_upload(request.message, request.message.data.nbytes)
-    if counted is None or len(counters._times.kept[2]) >= MOST_WAITING or may_free_others(dispatcher):
+    if (
+        counted is None
+        or len(counters._times.kept[2]) >= MOST_WAITING
+        or dispatcher._outbox
+        or may_free_others(dispatcher)
+    ):
         return
-    end_s = clock() + _HERE_S
     try:
-        if not channel.fetch():
-            while not looks():
-                if clock() >= end_s:
-                    return
-            channel.fetch()
-        done = _complete(dispatcher, request, channel, counted)
+        if table.told and channel.fetch():  # the answer to an earlier upload
+            drop_told(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
-        done = False
-    if not done:
+    end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
+    has_come = channel.frames or channel.ended or dispatcher.channel is not channel
+    while not has_come and (table.told or answered[0] != number):
+        has_come = looks()
+        if clock() >= end_s:
+            return
+    if (
+        has_come  # something else than the answer
+        or dispatcher._ordinary
+        or dispatcher._control
+        or counters.observer is not None
+    ):
         dispatcher._wants_turn = dispatcher._wants_reading = True
+        return
+    _complete(dispatcher, request, counted, *arrival.times())
 
 
 def _complete(
     dispatcher: HostMailbox,
     request: WorkerRequest,
-    channel: Channel,
     counted: tuple[int, Tally, tuple[int, int]],
-) -> bool:
-    """Complete the request, once the socket has been read. Returns False if a turn has to."""
-    host, began_s, outbox = dispatcher.host, time.monotonic(), dispatcher._outbox
+    started_ns: int,
+    took_ns: int,
+) -> None:
+    """Complete the request. Its answer also comes in a frame, which `drop_told` removes."""
+    host, outbox = dispatcher.host, dispatcher._outbox
     table, counters, envelope, (slot,) = host.in_flight, host.state.counters, request.envelope, request.slots
-    if outbox or may_free_others(dispatcher) or counters.observer is not None:
-        return False
-    done = only_answer(request, channel)
-    if done is None or not slot.live:  # releasing a freed buffer may free its bytes
-        return False
-    kind, tally, moved = counted
-    value = host.values.result_of_upload(request, done)
-    now_ns, reply, number = time.perf_counter_ns(), ((envelope, value, None),), request.number
-    stamps, waiting = (
-        (kind, envelope.admitted_ns, done.started_ns, now_ns, done.run_us),
+    (kind, tally, moved), run_us, value = counted, took_ns / 1e3, request.ref
+    if value is None:
+        value = request.receipt(host.state.generation, "upload", started_ns, run_us)
+    now_ns, number, reply = time.perf_counter_ns(), request.number, ((envelope, value, None),)
+    stamps = kind, envelope.admitted_ns, started_ns, now_ns, run_us
+    place, blocks, pieces, waiting = (
+        [request.place],
+        request.blocks,
+        host.staging.pieces,
         counters._times.kept[2],
     )
-    place, blocks, pieces, frames = [request.place], request.blocks, host.staging.pieces, channel.frames
     in_flight, places = table.requests, table._places
     table.note_finished(request)
     table.progress_s = table.clock()  # `note_progress`: no other request becomes the oldest
@@ -294,12 +302,10 @@ def _complete(
         places += place
         pieces += blocks
         table._alone = False
+        table.told = number
         slot.users -= 1
         counters.finished += 1
         waiting += stamps
         tally.bytes = moved
         outbox += reply
-        del frames[0]
-    dispatcher.read_s = began_s
     deliver(dispatcher, envelope, value)
-    return True

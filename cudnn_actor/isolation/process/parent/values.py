@@ -195,7 +195,8 @@ class Values:
             request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
             if self.checksums is None and late:
                 alone = not self.sender.in_flight.requests
-                request.body, request.copies = self.prepared_late(block, ref, data, alone=alone)
+                request.body, copy = self.prepared_late(block, ref, data, alone=alone)
+                request.copies = (copy,)
                 return request
             staged = self._fill(request, block, spec, data)
         else:
@@ -205,7 +206,7 @@ class Values:
 
     def prepared_late(
         self, block: Block, ref: BufferRef, data: np.ndarray, *, alone: bool
-    ) -> tuple[bytes, tuple[LateCopy]]:
+    ) -> tuple[bytes, LateCopy]:
         """The request to write an array to a buffer by a piece, and the copy that is made behind it.
 
         The array is as `may_be_late` wants it, and has the buffer's dims and dtype. The buffer is live.
@@ -222,11 +223,12 @@ class Values:
             if len(notes.bodies) >= _MOST_BODIES:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        return body, (LateCopy(data, notes.memory, notes.arrival, alone=alone),)
+        return body, LateCopy(data, notes.memory, notes.arrival, alone=alone)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
         arrival = Arrival(self.staging.memory(block.segment), block.offset + nbytes)
+        arrival.forget_answer()
         return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, {})
 
     def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
