@@ -90,7 +90,7 @@ def copy_parts(
 
     Returns whether this thread has copied all. If not, another may have failed in `note`.
     """
-    threads = _threads_for(src.nbytes)
+    threads = 1 if src.nbytes < 2 * _PART_BYTES else _threads_for(src.nbytes)
     if threads == 1:  # at once: a device waits for the first part
         for number, begin, end in parts:
             dst[begin:end] = src[begin:end]  # in fewer steps than `copyto`
@@ -108,8 +108,6 @@ def copy_parts(
 
 def _threads_for(nbytes: int) -> int:
     """How many threads copy an array of this size."""
-    if nbytes < 2 * _PART_BYTES:
-        return 1
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, nbytes // _PART_BYTES))
 
 

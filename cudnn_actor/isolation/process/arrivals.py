@@ -111,12 +111,12 @@ class Arrival:
 
     @property
     def answered(self) -> memoryview:
-        """Its first element is the number of the request that was answered last. Numbers do not come again."""
+        """Its first element is the number of the request that was answered last; it does not come again."""
         return self._answer
 
     def times(self) -> tuple[int, int]:
-        """When the request that was answered last began, and how long it took, in ns, as the worker says. It may
-        write any numbers below 2**64."""
+        """When the request that was answered last began, and how long it took, in ns, as the worker says. It
+        may write any numbers below 2**64."""
         barrier()
         _, started_ns, took_ns = self._answer
         return started_ns, took_ns
@@ -130,15 +130,17 @@ class Arrival:
         barrier()
         self._words[number] = 1
 
-    def notes_of_one_thread(self) -> Callable[[int], None]:
-        """A function that does what `note` does, in fewer steps, on one thread. An exception of a signal handler
-        in it makes it useless."""
+    def noting(self) -> Callable[[int], None]:
+        """A function that does what `note` does, in fewer steps, for one thread at a time."""
         fence, words = threading.Lock(), self._words
         fence.acquire()
         release, acquire = fence.release, fence.acquire
 
         def note(number: int) -> None:
-            release()
+            try:  # `barrier`, with a lock that nobody else takes
+                release()
+            except RuntimeError:  # a signal handler has raised before the next line
+                barrier()
             acquire()
             words[number] = 1
 

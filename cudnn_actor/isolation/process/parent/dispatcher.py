@@ -31,13 +31,13 @@ from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
 from cudnn_actor.actors.interrupts import is_interruptible
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
-from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
+from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over, pass_over
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import send_alone, straight, take_alone
 from cudnn_actor.isolation.process.parent.straight_upload import UploadMailbox
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.wire import Answers, Nearing
+from cudnn_actor.isolation.process.wire import Answers
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
@@ -333,10 +333,7 @@ class Dispatcher(UploadMailbox):
         host = self.host
         while complete(channel, host, self._outbox):
             frame = channel.frames[0]
-            if type(frame) is Nearing:
-                # One step.
-                host.in_flight.nearing = True
-                del channel.frames[0]
+            if pass_over(host.in_flight, channel):
                 continue
             if fast_only:
                 return True

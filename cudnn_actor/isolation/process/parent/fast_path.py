@@ -33,7 +33,7 @@ from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.values import WITH_VALUES
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
+from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Nearing, Request, encode_message
 from cudnn_actor.isolation.staging import Block
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
@@ -41,7 +41,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Download, Ping, RunModel, Upload
 
-__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "drop_told", "hand_over", "takes_long"]
+__all__ = ["FEW", "FILL", "Reply", "complete", "counting", "hand_over", "pass_over", "takes_long"]
 
 Reply = tuple[Envelope, Any, BaseException | None]
 
@@ -205,8 +205,6 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     while frames:
         if type(frames[0]) is not Answers:
             return True
-        if table.told and drop_told(table, channel):
-            continue
         answers, finished, now_ns = frames[0].answers, None, time.perf_counter_ns()
         while channel.taken < len(answers):
             answer = answers[channel.taken]
@@ -271,13 +269,16 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     return False
 
 
-def drop_told(table: InFlightTable, channel: Channel) -> bool:
-    """Remove the first frame if it is the answer of `InFlightTable.told`. Returns whether it was.
-
-    It comes in a frame of its own, and in no other form.
-    """
+def pass_over(table: InFlightTable, channel: Channel) -> bool:
+    """Handle the first frame if it only says that a request will end soon, or is the answer of
+    `InFlightTable.told`, which comes in a frame of its own. Returns whether it did."""
     frame = channel.frames[0]
-    if type(frame) is not Answers or channel.taken or len(frame.answers) != 1:
+    if type(frame) is Nearing:
+        # One step.
+        table.nearing = True
+        del channel.frames[0]
+        return True
+    if not table.told or type(frame) is not Answers or channel.taken or len(frame.answers) != 1:
         return False
     answer = frame.answers[0]
     if type(answer) is not Done or answer.number != table.told:

@@ -232,8 +232,8 @@ class InFlightTable:
         self.answered_s = 0.0
         """When the latest request was dispatched that the present worker has finished."""
         self.told = 0
-        """The number of the request whose answer was taken from where its values arrived, while the frame with
-        that answer has not been removed; 0 for none."""
+        """The number of the request whose answer was taken from where its values arrived, while the frame
+        with that answer has not been removed; 0 for none."""
         self.nearing = False
         """Whether the worker has said that one will end soon, and the loop that reads has not seen it."""
         self.again: deque[WorkerRequest] = deque()

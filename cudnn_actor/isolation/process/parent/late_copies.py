@@ -12,7 +12,7 @@ the request ends first (it failed, or was withdrawn), the copy is dropped with i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -54,12 +54,15 @@ class LateCopy(msgspec.Struct, eq=False):
         The array's words. They are cleared.
     alone
         Whether its request has the device to itself, which then idles until values arrive.
+    note
+        Notes that a part is there, if one thread copies the array; None for `Arrival.note`.
     """
 
     array: np.ndarray | None
     target: np.ndarray
     arrival: Arrival
     alone: bool
+    note: Callable[[int], object] | None = None
     begun: bool = False
     """Whether some parts may be there."""
     with_others: bool = False
@@ -87,17 +90,15 @@ class LateCopy(msgspec.Struct, eq=False):
         array, arrival = self.array, self.arrival
         if array is None:
             return
-        src, is_there = as_bytes(array), arrival.is_there
+        src = as_bytes(array)
         missing = parts_of(src.nbytes)
         if self.begun:
-            missing = tuple([part for part in missing if not is_there(part[0])])
+            missing = tuple([part for part in missing if not arrival.is_there(part[0])])
         self.begun = True
         if missing:
-            note, rounds = arrival.note, _ROUNDS if self.alone else 1
-            if src.nbytes <= HEAVY_RUN_BYTES:  # one thread copies it
-                note = arrival.notes_of_one_thread()
-            here = copy_parts(self.target[: src.nbytes], src, missing, note, rounds=rounds)
-            if not here and not all(is_there(number) for number, _, _ in missing):
+            note, rounds = self.note or arrival.note, _ROUNDS if self.alone else 1
+            here = copy_parts(self.target, src, missing, note, rounds=rounds)
+            if not here and not all(arrival.is_there(number) for number, _, _ in missing):
                 raise MemoryError("a thread could not note what it has copied")
         self.array = None
 

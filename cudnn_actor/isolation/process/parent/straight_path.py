@@ -26,7 +26,7 @@ from cudnn_actor.isolation.process.parent.fast_path import (
     FILL,
     Reply,
     counting,
-    drop_told,
+    pass_over,
     takes_long,
 )
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
@@ -270,7 +270,7 @@ def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel)
         if frames or not channel.fetch():
             return None
         if table.told and frames:
-            drop_told(table, channel)
+            pass_over(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
         return None

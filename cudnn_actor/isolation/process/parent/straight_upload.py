@@ -27,7 +27,7 @@ from cudnn_actor.broker.answer_times import MOST_WAITING
 from cudnn_actor.broker.request_counts import Tally
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.cores import PROMPT_S
-from cudnn_actor.isolation.process.parent.fast_path import drop_told, takes_long
+from cudnn_actor.isolation.process.parent.fast_path import pass_over, takes_long
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import (
@@ -39,11 +39,11 @@ from cudnn_actor.isolation.process.parent.straight_path import (
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Request, Requests
 from cudnn_actor.isolation.staging import PIECE_BYTES
+from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.messages.messages import Allocate, Upload
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["UploadMailbox", "send_upload"]
 
@@ -112,48 +112,27 @@ def _rouse(dispatcher: UploadMailbox, now_s: float) -> bool:
 def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     """Dispatch an upload, copy its array, and perhaps await its answer. With the host held. Returns whether
     it was dispatched. No other thread knows its envelope yet."""
-    host, channel, owner = dispatcher.host, dispatcher.channel, dispatcher.owner
-    table, sender, worker, memory, staging = (
-        host.in_flight,
-        host.sender,
-        host.workers.serving,
-        host.state.memory,
-        host.staging,
+    host, channel = dispatcher.host, dispatcher.channel
+    table, sender, worker, memory = host.in_flight, host.sender, host.workers.serving, host.state.memory
+    in_flight, places, late, pieces = (
+        table.requests,
+        table._places,
+        sender.copies.pending,
+        host.staging.pieces,
     )
-    in_flight, places, late, pieces = table.requests, table._places, sender.copies.pending, staging.pieces
+    message = envelope.message
     if (
         in_flight
-        or late
-        or not pieces
         or channel is None
         or worker is None
-        or takes_long(host)
-        or dispatcher._stop is not None
-        or staging.ended  # a turn frees these
-        or host.models._leaving
-        or sender._unsent
-        or sender.sending is not None
-        or channel._out
+        or not _is_idle(dispatcher, channel)
         or (envelope.deadline is not None and envelope.expired)
+        or (target := _target_of(host, message)) is None
     ):
         return False
-    message, ready = envelope.message, None
-    data = message.data
-    if type(message) is Upload:
-        ref = message.dst
-        slot = memory._live.get(ref.slot)
-        if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
-            return False
-    else:
-        ready = memory.ready(message.spec)
-        if not ready:
-            return False
-        slot = ready[-1]
-        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
-    if not _goes_by_piece(host, slot.spec, data):
-        return False
+    slot, ref, ready = target
     number, place, block = next(dispatcher._numbers), places[-1], pieces[-1]
-    bridge, claim = envelope.bridge, envelope.claim
+    bridge, claim, data = envelope.bridge, envelope.claim, message.data
     try:
         body, copy = host.values.prepared_late(block, ref, data, alone=True)
     except MemoryError:
@@ -202,7 +181,7 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
         del late[0]
         if not sent:
             dispatcher.wake_monitor()
-        elif dispatcher.loops_may_stay_awake and owner is not None and owner.may_wait():
+        elif dispatcher.loops_may_stay_awake and (owner := dispatcher.owner) is not None and owner.may_wait():
             _await_answer(dispatcher, request, channel, copy.arrival, owner.looks)
     except MemoryError:  # the request is in flight: the monitor goes on once there is memory
         dispatcher.short_of_memory = dispatcher._wants_reading = True
@@ -212,17 +191,52 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
     return True
 
 
-def _goes_by_piece(host: WorkerHost, spec: TensorSpec, data: Any) -> bool:
-    """Whether an array can be copied to a piece as it is, for a buffer. Then it needs no other check."""
-    return (
+def _is_idle(dispatcher: UploadMailbox, channel: Channel) -> bool:
+    """Whether there is no other work for a turn, and a piece is there."""
+    host, sender = dispatcher.host, dispatcher.host.sender
+    return not (
+        sender.copies.pending
+        or not host.staging.pieces
+        or takes_long(host)
+        or dispatcher._stop is not None
+        or host.staging.ended  # a turn frees these
+        or host.models._leaving
+        or sender._unsent
+        or sender.sending is not None
+        or channel._out
+    )
+
+
+def _target_of(host: WorkerHost, message: Any) -> tuple[Slot, BufferRef, list[Slot] | None] | None:
+    """Where an upload goes: the slot, the buffer, and, if that is new, the list whose last element the slot
+    is. None unless its array can be copied to a piece as it is, and its slot is there.
+
+    An array of the buffer's dims and dtype needs no other check.
+    """
+    data, memory, ready = message.data, host.state.memory, None
+    if type(message) is Upload:
+        ref = message.dst
+        slot = memory._live.get(ref.slot)
+        if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
+            return None
+    else:
+        ready = memory.ready(message.spec)
+        if not ready:
+            return None
+        slot = ready[-1]
+        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=memory.device)
+    spec = slot.spec
+    if (
         host.values.arenas is None
         and type(data) is np.ndarray
         and data.shape == spec.dims
         and data.dtype == spec.dtype.numpy
         and LATE_BYTES < data.nbytes <= PIECE_BYTES
-        and bool(data.flags.c_contiguous)  # see `may_be_late`
+        and data.flags.c_contiguous  # see `may_be_late`
         and (data.base is None or host.staging.locate(data) is None)
-    )
+    ):
+        return slot, ref, ready
+    return None
 
 
 def _await_answer(
@@ -250,7 +264,7 @@ def _await_answer(
         return
     try:
         if table.told and channel.fetch():  # the answer to an earlier upload
-            drop_told(table, channel)
+            pass_over(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
     end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
@@ -277,7 +291,7 @@ def _complete(
     started_ns: int,
     took_ns: int,
 ) -> None:
-    """Complete the request. Its answer also comes in a frame, which `drop_told` removes."""
+    """Complete the request. Its answer also comes in a frame, which `pass_over` removes."""
     host, outbox = dispatcher.host, dispatcher._outbox
     table, counters, envelope, (slot,) = host.in_flight, host.state.counters, request.envelope, request.slots
     (kind, tally, moved), run_us, value = counted, took_ns / 1e3, request.ref

@@ -17,6 +17,7 @@ request in flight could use the buffer.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,12 +69,15 @@ class PieceNotes(NamedTuple):
         Its bytes, without the words behind the values.
     arrival
         These words.
+    note
+        Notes that a part is there. Only one thread copies to the piece.
     bodies
         Requests to write the piece to a buffer as its values arrive, by the buffer's slot and generation.
     """
 
     memory: np.ndarray
     arrival: Arrival
+    note: Callable[[int], None]
     bodies: dict[tuple[int, int], bytes]
 
 
@@ -223,13 +227,13 @@ class Values:
             if len(notes.bodies) >= _MOST_BODIES:
                 del notes.bodies[next(iter(notes.bodies))]
             notes.bodies[key] = body
-        return body, LateCopy(data, notes.memory, notes.arrival, alone=alone)
+        return body, LateCopy(data, notes.memory, notes.arrival, alone, notes.note)
 
     def _notes_of(self, block: Block) -> PieceNotes:
         nbytes = block.nbytes - NOTE_BYTES
         arrival = Arrival(self.staging.memory(block.segment), block.offset + nbytes)
         arrival.forget_answer()
-        return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, {})
+        return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, arrival.noting(), {})
 
     def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
         """Copy an array to a block, now or behind its request. Returns where it is for the worker."""
