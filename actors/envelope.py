@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import pykka
 
 from cudnn_actor.actors.bridge import LoopBridge
@@ -40,7 +41,7 @@ class Elsewhere(Protocol):
         """
 
 
-class Envelope:
+class Envelope(msgspec.Struct, eq=False):
     """One message, its reply address, its deadline and the context of its sender.
 
     Parameters
@@ -62,63 +63,34 @@ class Envelope:
         before the message is admitted, and from then on only whoever handles the message.
     """
 
-    __slots__ = (
-        "admitted_ns",
-        "bridge",
-        "claim",
-        "context",
-        "crashes",
-        "deadline",
-        "discard",
-        "elsewhere",
-        "found",
-        "future",
-        "mailbox",
-        "message",
-        "number",
-        "reply_to",
-        "started_ns",
-        "timed_out",
-        "timeout_s",
-        "watch",
-    )
+    message: Any
+    future: asyncio.Future[Any] | None = None
+    bridge: LoopBridge | None = None
+    reply_to: pykka.Future[Any] | None = None
+    timeout_s: float | None = None
+    context: contextvars.Context | None = None
+    discard: Callable[[Any], None] | None = None
+    found: Any = None
+    mailbox: Mailbox | None = None
+    number: int = 0
+    crashes: int = 0
+    admitted_ns: int = 0
+    started_ns: int = 0
+    timed_out: bool = False
+    """Whether the timeout of an asyncio caller has passed. It is told so, or an answer comes first."""
+    elsewhere: Elsewhere | None = None
+    """The other process's side, if another process is to start the message; else None."""
+    watch: Callable[[asyncio.Future[Any]], object] | None = None
+    """The future's callback that withdraws the message when it is cancelled; None for none. It is removed
+    before an answer, because a loop takes a microsecond to run it."""
+    deadline: float | None = None
+    claim: list[None] = msgspec.field(default_factory=[None].copy)
+    """Decides the race between starting and expiring: the side that takes out its one element wins. Taking it
+    out is atomic under the GIL, so of two threads that try, one succeeds."""
 
-    def __init__(
-        self,
-        message: Any,
-        *,
-        future: asyncio.Future[Any] | None = None,
-        bridge: LoopBridge | None = None,
-        reply_to: pykka.Future[Any] | None = None,
-        timeout_s: float | None = None,
-        context: contextvars.Context | None = None,
-        discard: Callable[[Any], None] | None = None,
-        found: Any = None,
-    ) -> None:
-        self.message = message
-        self.found = found
-        self.future = future
-        self.bridge = bridge
-        self.reply_to = reply_to
-        self.timeout_s = timeout_s
-        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self.context = context
-        self.discard = discard
-        self.mailbox: Mailbox | None = None
-        self.number = 0
-        self.crashes = 0
-        self.admitted_ns = 0
-        self.started_ns = 0
-        self.timed_out = False
-        """Whether the timeout of an asyncio caller has passed. It is told so, or an answer comes first."""
-        self.elsewhere: Elsewhere | None = None
-        """The other process's side, if another process is to start the message; else None."""
-        self.watch: Callable[[asyncio.Future[Any]], object] | None = None
-        """The future's callback that withdraws the message when it is cancelled; None for none. It is removed
-        before an answer, because a loop takes a microsecond to run it."""
-        self.claim = [None]
-        """Decides the race between starting and expiring: the side that takes out its one element wins.
-        Taking it out is atomic under the GIL, so of two threads that try, one succeeds."""
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            self.deadline = time.monotonic() + self.timeout_s
 
     @property
     def wants_reply(self) -> bool:

@@ -55,6 +55,8 @@ class Mailbox:
     """Whether another process starts the messages, and so must be told when one is withdrawn."""
     asks_again: ClassVar[bool] = False
     """Whether `ask_again` may send messages."""
+    checks: ClassVar[frozenset[type]] = frozenset()
+    """The messages that `admit_awaited` checks, so that their senders need not."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity

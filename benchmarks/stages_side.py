@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_actor import CudnnRef, CudnnService
-from cudnn_actor.actors import Envelope
+from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
@@ -67,7 +67,7 @@ def stamped_caller() -> Iterator[None]:
     """While it lasts, requests of services in this process are stamped."""
     with contextlib.ExitStack() as ends:
         ends.callback(_stamp(CudnnRef, "ask", "asked"))
-        ends.callback(_stamp(Envelope, "__init__", "checked"))
+        ends.callback(_stamp(LoopBridge, "of_running_loop", "checked"))
         ends.callback(_stamp(Mailbox, "admit", after="in the mailbox"))  # not on a straight path
         ends.callback(_stamp(Channel, "_push", "request encoded", "request sent"))
         ends.callback(_stamp(Channel, "fetch", after="answer read", if_true=True))

@@ -154,8 +154,9 @@ class Requests:
             except BaseException:  # as in `actors.ask`
                 mailbox.stop_waiting(again)
                 raise
-        found = check_message(self._state, message, INSTEAD)
-        discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
+        kind = type(message)
+        found = None if kind in mailbox.checks else check_message(self._state, message, INSTEAD)
+        discard = self._state.discard if kind in (Allocate, DeployModel) else None
         return await ask(mailbox, message, timeout=timeout, discard=discard, found=found)
 
     @overload

@@ -386,13 +386,14 @@ def _heard(frame: FromWorker) -> Any:
     return FROM_WORKER.decode(encode(frame)[LENGTH.size :])
 
 
-class _Letter(Envelope):
+class _Letter(Envelope, eq=False):
     """A message whose answer is written down, whoever gives it."""
 
-    answered: Callable[[Envelope, Any, BaseException | None], None]
+    answered: Callable[[Envelope, Any, BaseException | None], None] | None = None
 
     def settle(self, value: Any = None, error: BaseException | None = None) -> None:
         """Give the reply, where the service itself does it at its end."""
+        assert self.answered is not None
         self.answered(self, value, error)
 
 

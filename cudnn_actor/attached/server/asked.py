@@ -192,9 +192,7 @@ class Asked(msgspec.Struct, eq=False):
         return asyncio.get_running_loop()
 
 
-class _Envelope(Envelope):
-    __slots__ = ()
-
+class _Envelope(Envelope, eq=False):
     def deliver(self, value: Any, error: BaseException | None) -> None:
         """Give the answer to the session, also if the request was withdrawn."""
         asked: Any = self.future

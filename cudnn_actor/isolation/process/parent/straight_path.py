@@ -269,7 +269,7 @@ def answer_to(dispatcher: HostMailbox, request: WorkerRequest, channel: Channel)
     try:
         if frames or not channel.fetch():
             return None
-        if table.told and frames:
+        if table.told and frames:  # the answer to an earlier upload
             pass_over(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))

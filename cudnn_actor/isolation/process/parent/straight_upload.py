@@ -18,12 +18,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.answer_times import MOST_WAITING
+from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.request_counts import Tally
 from cudnn_actor.isolation.process.arrivals import LATE_BYTES, Arrival
 from cudnn_actor.isolation.process.cores import PROMPT_S
@@ -43,6 +44,7 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.messages.messages import Allocate, Upload
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 
 __all__ = ["UploadMailbox", "send_upload"]
@@ -60,24 +62,27 @@ class UploadMailbox(HostMailbox):
     """The part of the dispatcher that sends uploads on the straight path. `Dispatcher` says what each
     attribute is."""
 
+    checks: ClassVar[frozenset[type]] = frozenset({Upload})
     owner: OwningLoop | None
     _roused_s = 0.0
     """When the worker was last woken for an upload to come, in `time.monotonic()` seconds."""
 
     def admit_awaited(self, envelope: Envelope) -> None:
-        """See `Mailbox.admit_awaited`. An upload may take the straight path."""
-        owner = self.owner
+        """See `Mailbox.admit_awaited`. An upload may take the straight path, which only takes valid ones."""
+        owner, kind = self.owner, type(envelope.message)
         if (
-            type(envelope.message) in _UPLOADS
+            kind in _UPLOADS
             and owner is not None
             and (bridge := owner.bridge) is envelope.bridge
             and not (bridge.posted or self._lock._is_owned())  # see `Dispatcher.admit_alone`
-            and owner.reads(self.channel)
+            and owner._channel is self.channel  # `OwningLoop.reads`: it is running
             and straight(self, bridge, send_upload, envelope)
         ):
             if self.loops_may_stay_awake and self.host.in_flight.requests:
                 owner.await_answer()
             return
+        if kind is Upload:
+            check_message(self.host.state, envelope.message, {})
         self.admit(envelope)
 
     def expect_upload(self) -> None:
@@ -216,6 +221,8 @@ def _target_of(host: WorkerHost, message: Any) -> tuple[Slot, BufferRef, list[Sl
     data, memory, ready = message.data, host.state.memory, None
     if type(message) is Upload:
         ref = message.dst
+        if type(ref) is not BufferRef or ref.device != memory.device:
+            return None
         slot = memory._live.get(ref.slot)
         if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
             return None
@@ -263,12 +270,12 @@ def _await_answer(
     ):
         return
     try:
-        if table.told and channel.fetch():  # the answer to an earlier upload
+        if table.told and channel.fetch() and channel.frames:  # the answer to an earlier upload
             pass_over(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
     end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
-    has_come = channel.frames or channel.ended or dispatcher.channel is not channel
+    has_come: object = channel.frames or channel.ended or dispatcher.channel is not channel
     while not has_come and (table.told or answered[0] != number):
         has_come = looks()
         if clock() >= end_s:
@@ -294,7 +301,8 @@ def _complete(
     """Complete the request. Its answer also comes in a frame, which `pass_over` removes."""
     host, outbox = dispatcher.host, dispatcher._outbox
     table, counters, envelope, (slot,) = host.in_flight, host.state.counters, request.envelope, request.slots
-    (kind, tally, moved), run_us, value = counted, took_ns / 1e3, request.ref
+    (kind, tally, moved), run_us = counted, took_ns / 1e3
+    value: BufferRef | Receipt | None = request.ref
     if value is None:
         value = request.receipt(host.state.generation, "upload", started_ns, run_us)
     now_ns, number, reply = time.perf_counter_ns(), request.number, ((envelope, value, None),)
