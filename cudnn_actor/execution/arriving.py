@@ -60,7 +60,7 @@ def copy_of(
         number, count = 0, len(parts)
         while number < count:
             awaits(arriving, number)
-            last = first_missing(number, count)
+            last = first_missing(number, count) if number + 1 < count else count
             copy(parts[number][1], parts[last - 1][2])
             number = last
 

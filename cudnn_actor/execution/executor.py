@@ -263,15 +263,24 @@ class Executor(Generic[T]):
     def fence(self) -> None:
         """Put one fence behind all that was enqueued since the last fence."""
         if self._unfenced:
-            fence = self.engine.fence()
-            if not self._fenced:
-                self.progress_s = time.monotonic()
-                self._timed = self._unfenced[0].tag if len(self._unfenced) == 1 else ""
-                self.expected_s = self._durations.get(self._timed, 0.0)
-                known = self.expected_s > EARLY_S
-                self._near_s = self.progress_s + self.expected_s - EARLY_S if known else math.inf
-            self._fenced.append((fence, self._unfenced))
+            self._note_fence(self.engine.fence(), self._unfenced)
             self._unfenced = []
+
+    def fence_only(self, work: Enqueued[T]) -> None:
+        """Put a fence behind work that was enqueued on an idle device, and note the work then: so the device
+        reaches the fence sooner."""
+        fence = self.engine.fence()
+        self._buffers.hold_all(work.slots)
+        self._note_fence(fence, [work])
+
+    def _note_fence(self, fence: Fence, batch: list[Enqueued[T]]) -> None:
+        if not self._fenced:
+            self.progress_s = time.monotonic()
+            self._timed = batch[0].tag if len(batch) == 1 else ""
+            self.expected_s = self._durations.get(self._timed, 0.0)
+            known = self.expected_s > EARLY_S
+            self._near_s = self.progress_s + self.expected_s - EARLY_S if known else math.inf
+        self._fenced.append((fence, batch))
 
     # Finished work. Each item is in exactly one container. The actor, or its crash handler, takes it out and
     # answers it. Answers are given in the order in which the work was enqueued. So at a crash, all answered

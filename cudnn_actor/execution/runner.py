@@ -643,19 +643,19 @@ class Runner(Generic[T]):
             # The device may still read the parts before: they are held until it does not.
             executor.defer(Enqueued(task, tag, [slot], late=functools.partial(collect, (), error)))
             return LATER
-        reply = self._answer_or_defer(task, tag, [slot])
-        if answer is not None and self.awake_s:
-            self._answer_soon(answer)
-        return reply
+        if answer is None or not self.awake_s or executor.busy:
+            return self._answer_or_defer(task, tag, [slot])
+        self._answer_soon(Enqueued(task, tag, [slot]), answer)
+        return LATER
 
-    def _answer_soon(self, answer: Callable[[], object]) -> None:
+    def _answer_soon(self, work: Enqueued[T], answer: Callable[[], object]) -> None:
         """Set a fence behind the only work, whose answer is made, and look for its end a few times at once.
 
         Its caller waits, and the device takes less time than this thread for a look for other requests.
         """
         executor = self.executor
         try:
-            executor.fence()
+            executor.fence_only(work)
             for _ in range(_MOST_LOOKS):
                 if executor.has_passed(answer):
                     self._settle_work(executor)

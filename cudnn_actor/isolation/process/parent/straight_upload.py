@@ -256,9 +256,10 @@ def _await_answer(
     """Wait until the worker answers where the values arrived, and complete the request; or let the loop read
     the answer.
 
-    Whatever does not depend on the answer is done before it is there, while the device works. The host has
-    been held since the request was dispatched. So its buffer is live, and other threads have only added
-    messages.
+    Whatever does not depend on the answer is done before it is there, while the device works. What the caller
+    gets is also made once before, of numbers that mean nothing: so the code for that is in the processor's
+    caches when the answer comes. The host has been held since the request was dispatched. So its buffer is
+    live, and other threads have only added messages.
     """
     table, counters, clock = dispatcher.host.in_flight, dispatcher.host.state.counters, time.perf_counter
     counted = counters.of_upload(request.message, request.message.data.nbytes)
@@ -274,6 +275,7 @@ def _await_answer(
             pass_over(table, channel)
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
+    _answer(request, arrival, dispatcher.host.state.generation)
     end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
     has_come: object = channel.frames or channel.ended or dispatcher.channel is not channel
     while not has_come and (table.told or answered[0] != number):
@@ -288,25 +290,31 @@ def _await_answer(
     ):
         dispatcher._wants_turn = dispatcher._wants_reading = True
         return
-    _complete(dispatcher, request, counted, *arrival.times())
+    _complete(dispatcher, request, arrival, counted)
+
+
+def _answer(
+    request: WorkerRequest, arrival: Arrival, generation: int
+) -> tuple[BufferRef | Receipt, int, int, int, float]:
+    """What the caller gets, and the times of the stamps, as the worker says where the values arrived."""
+    started_ns, took_ns = arrival.times()
+    now_ns, run_us = time.perf_counter_ns(), took_ns / 1e3
+    value = request.ref or request.receipt(generation, "upload", started_ns, run_us)
+    return value, request.envelope.admitted_ns, started_ns, now_ns, run_us
 
 
 def _complete(
     dispatcher: HostMailbox,
     request: WorkerRequest,
+    arrival: Arrival,
     counted: tuple[int, Tally, tuple[int, int]],
-    started_ns: int,
-    took_ns: int,
 ) -> None:
     """Complete the request. Its answer also comes in a frame, which `pass_over` removes."""
-    host, outbox = dispatcher.host, dispatcher._outbox
+    host, outbox, number = dispatcher.host, dispatcher._outbox, request.number
     table, counters, envelope, (slot,) = host.in_flight, host.state.counters, request.envelope, request.slots
-    (kind, tally, moved), run_us = counted, took_ns / 1e3
-    value: BufferRef | Receipt | None = request.ref
-    if value is None:
-        value = request.receipt(host.state.generation, "upload", started_ns, run_us)
-    now_ns, number, reply = time.perf_counter_ns(), request.number, ((envelope, value, None),)
-    stamps = kind, envelope.admitted_ns, started_ns, now_ns, run_us
+    (kind, tally, moved) = counted
+    value, *times = _answer(request, arrival, host.state.generation)
+    stamps, reply = (kind, *times), ((envelope, value, None),)
     place, blocks, pieces, waiting = (
         [request.place],
         request.blocks,
