@@ -89,7 +89,7 @@ class Channel:
         """Received frames. The user of the channel removes the leftmost once it has handled it."""
         self.taken = 0
         """How many parts of the leftmost frame have been handled, for a user who handles it in parts."""
-        self._look = connection.recvmsg
+        self._look, self._send = connection.recvmsg, connection.send
         self.read_size = _SHORT
         """How much is read next."""
         self._raw: list[tuple[bytes, Sequence[tuple[int, int, bytes]], int, Any]] = []
@@ -201,6 +201,24 @@ class Channel:
         self._give_up_sending()
         return True
 
+    def flush_only(self) -> bool:
+        """Do what `flush` does, in fewer steps, if the queue has one frame, which has no descriptors, and
+        nothing of it has been sent."""
+        out, sent = self._out, self._sent
+        data = out[0][0]
+        try:
+            self._push(data, ())
+        except OSError as error:
+            if is_of_a_handler(error):
+                raise
+            return self.flush()  # which fails in the same way
+        if sent[0] < len(data):
+            return self.flush()
+        # One step.
+        del out[0]
+        del sent[:]
+        return True
+
     def send_all(self) -> None:
         """Send all queued frames, or drop them if the other side has gone. Blocks while there is no room."""
         room = select.poll()
@@ -225,7 +243,7 @@ class Channel:
 
     def _push(self, data: bytes | bytearray | memoryview, descriptors: Sequence[int]) -> None:
         if not descriptors:
-            self._sent.extend(_starmap(self._socket.send, ((data, _NO_SIGNAL),)))
+            self._sent.extend(_starmap(self._send, ((data, _NO_SIGNAL),)))
             return
         rights = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]

@@ -55,6 +55,7 @@ from cudnn_actor.isolation.process.wire import (
 )
 from cudnn_actor.messages import Allocate, Fill, Ping
 from cudnn_actor.options import make_options
+from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.errors import ErrorRecord
@@ -221,6 +222,21 @@ class AmpleEngine(LateEngine):
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
         cores._MANY = 1
+
+
+class ToldEngine(AmpleEngine):
+    """The same with a point ("told") between the answer to an upload and the frame with it, where the worker
+    also answers in staging memory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        sending = Channel.send_encoded
+
+        def send(channel: Channel, data: bytes | bytearray) -> None:
+            self.door.go_through("told")
+            sending(channel, data)
+
+        Channel.send_encoded = send  # type: ignore[method-assign]  # in the worker's process
 
 
 class UnstagedEngine(LateEngine):

@@ -20,7 +20,9 @@ from cudnn_actor.isolation.process.arrivals import parts_of
 from cudnn_actor.isolation.process.parent import owning_loop, straight_upload
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.wire import Requests
+from cudnn_actor.isolation.staging import NOTE_BYTES
 from cudnn_actor.messages import Fill, Ping, Upload
+from cudnn_actor.operations import Pointwise, PointwiseMode
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import LENGTH
 from cudnn_actor.supervision import Restarting
@@ -40,12 +42,12 @@ def numbers(seed: int) -> np.ndarray:
 
 @asynccontextmanager
 async def on_many_cores(
-    patch: pytest.MonkeyPatch, *, waits_s: float
+    patch: pytest.MonkeyPatch, *, waits_s: float, engine: str = "AmpleEngine"
 ) -> AsyncIterator[tuple[CudnnRef, Points]]:
     """A service whose loops may stay awake. They wait for the answer to an upload for so long."""
     patch.setattr("cudnn_actor.isolation.process.cores.processors", lambda *_: 64)
     patch.setattr(straight_upload, "_HERE_S", waits_s)
-    async with workers("AmpleEngine", host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
+    async with workers(engine, host_arenas=False) as (gpu, points), asyncio.timeout(PATIENCE_S):
         yield gpu, points
 
 
@@ -93,6 +95,79 @@ async def test_an_answer_is_there_without_a_turn_of_the_loop(monkeypatch: pytest
         new = answer_here(gpu.upload(numbers(2)))
         assert isinstance(new, BufferRef)
         np.testing.assert_array_equal(await gpu.download(new), numbers(2))
+
+
+async def test_an_answer_is_there_before_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S, engine="ToldEngine") as (gpu, points):
+        ref = await buffer(gpu)
+        for seed in (1, 2):
+            points.hold("told")
+            assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(seed)))), Receipt)
+            points.let_go("told")
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(seed))
+        (uploads,) = [each for each in gpu.metrics().requests if each.operation == "Upload"]
+        assert (uploads.finished, uploads.uploaded_bytes) == (3, 3 * numbers(0).nbytes)
+        assert gpu.generation == 1
+
+
+@pytest.mark.parametrize("order", ["upload", "run"])
+async def test_what_follows_before_the_frame_is_there_has_its_answer(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S, engine="ToldEngine") as (gpu, points):
+        ref = await buffer(gpu)
+        doubled = await gpu.empty(DIMS)
+        double: Pointwise[BufferRef] = Pointwise(mode=PointwiseMode.ADD, operands=(ref, ref), result=doubled)
+        await gpu.ask(double)
+        await quiet(gpu)
+        points.hold("told")
+        assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(1)))), Receipt)
+        seen = points.visits("told")
+        letting_go = threading.Thread(target=points.let_go, args=("told",))
+        letting_go.start()
+        if order == "run":
+            await gpu.ask(double)
+            np.testing.assert_array_equal(await gpu.download(doubled), 2 * numbers(1))
+        else:
+            assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(2))), Receipt)
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(2))
+            assert points.visits("told") == seen + 1
+        await in_thread(letting_go.join)
+        assert gpu.generation == 1
+
+
+async def test_an_upload_that_was_answered_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=PATIENCE_S, engine="ToldEngine") as (gpu, points):
+        ref = await buffer(gpu)
+        for generation in (2, 3):
+            points.hold("told")
+            assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(generation)))), Receipt)
+            kill(gpu)
+            points.let_go("told")
+            np.testing.assert_array_equal(await gpu.download(ref), numbers(generation))
+            assert gpu.generation == generation
+            await quiet(gpu)
+        assert gpu.metrics().replayed == 0
+
+
+async def test_what_lies_in_memory_that_is_used_again_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, points):
+        ref, mailbox = await gpu.empty(DIMS), service_behind(gpu).state.mailbox
+        await quiet(gpu)
+        assert isinstance(mailbox, Dispatcher)
+        staging, numbered = mailbox.host.staging, next(mailbox._numbers) + 1
+        staging.stock()
+        for block in staging.pieces:
+            words = staging.array(block, (block.nbytes // 8,), np.uint64)
+            words[-NOTE_BYTES // 8 :] = numbered
+        points.hold("finished")
+        asking = asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(1))))
+        await in_thread(lambda: points.wait_for_visits("finished?", 1))
+        assert [each.number for each in mailbox.host.in_flight.requests.values()] == [numbered]
+        assert not asking.done()
+        points.let_go("finished")
+        await asking
+        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
 async def test_other_callbacks_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:

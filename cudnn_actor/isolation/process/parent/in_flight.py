@@ -14,6 +14,7 @@ A new request that must run alone, because its inputs were running at a crash, w
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -203,6 +204,10 @@ class Oldest(NamedTuple):
     since_s: float
 
 
+_oldest = functools.partial(tuple.__new__, Oldest)
+"""Makes an `Oldest` of a tuple, in fewer steps than its own `__new__`."""
+
+
 class InFlightTable:
     """The requests in flight, for successive workers. Used by one thread at a time.
 
@@ -295,7 +300,7 @@ class InFlightTable:
     def note_first(self, request: WorkerRequest) -> None:
         """Note that a request is about to get the next place, while none is in flight. May be repeated."""
         self.progress_s = now = request.sent_s
-        self.oldest = Oldest(request.number, self._places[-1], now, now)
+        self.oldest = _oldest((request.number, self._places[-1], now, now))
 
     def note_finished(self, request: WorkerRequest) -> None:
         """Note that the worker has finished a request in its turn. May be repeated."""

@@ -33,7 +33,6 @@ from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims
 from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.straight_path import (
     HostMailbox,
-    deliver,
     may_free_others,
     straight,
 )
@@ -181,7 +180,7 @@ def send_upload(dispatcher: UploadMailbox, envelope: Envelope) -> bool:
             memory.live_bytes += slot.nbytes
             del ready[-1]
     try:
-        sent = channel.flush()
+        sent = channel.flush_only()
         copy.make()
         del late[0]
         if not sent:
@@ -209,6 +208,7 @@ def _is_idle(dispatcher: UploadMailbox, channel: Channel) -> bool:
         or sender._unsent
         or sender.sending is not None
         or channel._out
+        or channel.ended
     )
 
 
@@ -322,6 +322,7 @@ def _complete(
         counters._times.kept[2],
     )
     in_flight, places = table.requests, table._places
+    bridge, future = envelope.bridge, envelope.future
     table.note_finished(request)
     table.progress_s = table.clock()  # `note_progress`: no other request becomes the oldest
     with claims_lock:
@@ -338,4 +339,10 @@ def _complete(
         waiting += stamps
         tally.bytes = moved
         outbox += reply
-    deliver(dispatcher, envelope, value)
+    if bridge is None or bridge.posted or future is None or future.done():
+        dispatcher._wants_turn = True
+        return
+    future.set_result(value)  # `deliver`: on this loop, and nothing watches it
+    # One step.
+    bridge.awaited -= 1
+    del outbox[0]
