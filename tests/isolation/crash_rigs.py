@@ -236,7 +236,7 @@ class ToldEngine(AmpleEngine):
             self.door.go_through("told")
             sending(channel, data)
 
-        Channel.send_encoded = send  # type: ignore[method-assign]  # in the worker's process
+        Channel.send_encoded = send  # type: ignore[assignment,method-assign]  # in the worker
 
 
 class UnstagedEngine(LateEngine):

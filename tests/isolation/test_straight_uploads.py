@@ -21,7 +21,7 @@ from cudnn_actor.isolation.process.parent import owning_loop, straight_upload
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import NOTE_BYTES
-from cudnn_actor.messages import Fill, Ping, Upload
+from cudnn_actor.messages import Allocate, Fill, Ping, Upload
 from cudnn_actor.operations import Pointwise, PointwiseMode
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import LENGTH
@@ -120,9 +120,10 @@ async def test_what_follows_before_the_frame_is_there_has_its_answer(
         double: Pointwise[BufferRef] = Pointwise(mode=PointwiseMode.ADD, operands=(ref, ref), result=doubled)
         await gpu.ask(double)
         await quiet(gpu)
+        seen = points.visits("told")
         points.hold("told")
         assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(1)))), Receipt)
-        seen = points.visits("told")
+        await in_thread(lambda: points.wait_for_visits("told", seen + 1))
         letting_go = threading.Thread(target=points.let_go, args=("told",))
         letting_go.start()
         if order == "run":
@@ -131,7 +132,7 @@ async def test_what_follows_before_the_frame_is_there_has_its_answer(
         else:
             assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(2))), Receipt)
             np.testing.assert_array_equal(await gpu.download(ref), numbers(2))
-            assert points.visits("told") == seen + 1
+            await in_thread(lambda: points.wait_for_visits("told", seen + 2))
         await in_thread(letting_go.join)
         assert gpu.generation == 1
 
@@ -347,6 +348,13 @@ async def test_values_of_other_dims_or_another_dtype_are_refused_or_converted(
         ref = await buffer(gpu)
         with pytest.raises(InvalidRequest, match="other dims"):
             await gpu.ask(Upload(dst=ref, data=numbers(1).reshape(2, -1)))
+        with pytest.raises(InvalidRequest, match="dims"):
+            await gpu.ask(Allocate(spec=ref.spec, data=numbers(1).reshape(2, -1)))
+        for dst in (7, msgspec.structs.replace(ref, device="cuda:7")):
+            with pytest.raises(InvalidRequest, match="dst"):
+                await gpu.ask(Upload(dst=dst, data=numbers(1)))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="spec"):
+            await gpu.ask(Allocate(spec=[ref.spec], data=numbers(1)))  # type: ignore[arg-type]
         await quiet(gpu)
         await gpu.ask(Upload(dst=ref, data=np.arange(*DIMS, dtype=np.int32)))
         np.testing.assert_array_equal(await gpu.download(ref), np.arange(*DIMS, dtype=np.float32))

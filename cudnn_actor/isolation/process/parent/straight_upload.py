@@ -45,6 +45,7 @@ from cudnn_actor.processes.frames import BadFrame, encode
 from cudnn_actor.protocol.messages.messages import Allocate, Upload
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["UploadMailbox", "send_upload"]
 
@@ -61,7 +62,7 @@ class UploadMailbox(HostMailbox):
     """The part of the dispatcher that sends uploads on the straight path. `Dispatcher` says what each
     attribute is."""
 
-    checks: ClassVar[frozenset[type]] = frozenset({Upload})
+    checks: ClassVar[frozenset[type]] = _UPLOADS
     owner: OwningLoop | None
     _roused_s = 0.0
     """When the worker was last woken for an upload to come, in `time.monotonic()` seconds."""
@@ -80,7 +81,7 @@ class UploadMailbox(HostMailbox):
             if self.loops_may_stay_awake and self.host.in_flight.requests:
                 owner.await_answer()
             return
-        if kind is Upload:
+        if kind in _UPLOADS:
             check_message(self.host.state, envelope.message, {})
         self.admit(envelope)
 
@@ -227,6 +228,8 @@ def _target_of(host: WorkerHost, message: Any) -> tuple[Slot, BufferRef, list[Sl
         if slot is None or slot.generation != ref.generation or slot.spec is not ref.spec:
             return None
     else:
+        if type(message.spec) is not TensorSpec:
+            return None
         ready = memory.ready(message.spec)
         if not ready:
             return None
