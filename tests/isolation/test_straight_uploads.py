@@ -162,13 +162,9 @@ async def test_what_lies_in_memory_that_is_used_again_is_no_answer(monkeypatch: 
             words = staging.array(block, (block.nbytes // 8,), np.uint64)
             words[-NOTE_BYTES // 8 :] = numbered
         points.hold("finished")
-        asking = asyncio.ensure_future(gpu.ask(Upload(dst=ref, data=numbers(1))))
-        await in_thread(lambda: points.wait_for_visits("finished?", 1))
-        assert [each.number for each in mailbox.host.in_flight.requests.values()] == [numbered]
-        assert not asking.done()
+        assert answer_here(gpu.ask(Upload(dst=ref, data=numbers(1)))) is None
+        assert next(mailbox._numbers) == numbered + 1
         points.let_go("finished")
-        await asking
-        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
 async def test_other_callbacks_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
