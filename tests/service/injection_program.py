@@ -38,7 +38,7 @@ import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, GraphBuilder, RunGraph
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.broker.request_checks import check_message
-from cudnn_actor.engines import choose_engine
+from cudnn_actor.engines import WorkerEngine, choose_engine
 from cudnn_actor.messages import (
     Allocate,
     DeployModel,
@@ -54,6 +54,7 @@ from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
+from ..isolation.device_engine import __name__ as device_engine
 from ..patience import PATIENCE_S
 from ..staging_use import segments_in_use
 
@@ -176,9 +177,12 @@ async def free_all(gpu: CudnnRef, refs: Sequence[BufferRef]) -> None:
         await gpu.free(ref)
 
 
-def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
-    """A service on the CPU engine."""
+def started(isolation: Any, *, host_arenas: bool, device: bool) -> CudnnService:
+    """A service on the CPU engine. `device`: whether its worker answers uploads where their values arrive, as
+    with a device."""
     choice = choose_engine("cpu", apart=isolation == "process")._replace(host_arenas=host_arenas)
+    if device:
+        choice = choice._replace(worker=WorkerEngine(f"{device_engine}:DeviceEngine"))
     service = CudnnService(make_options({"device": "cpu", "isolation": isolation}), engine=choice)
     service.launch()
     service.started.result(PATIENCE_S)
@@ -212,7 +216,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
     way, _, here = buffers.partition(" ")
     copies, is_new, of_model = way in ("upload", "download", "new"), way == "new", way == "model"
-    service = started(isolation, host_arenas=not copies)
+    service = started(isolation, host_arenas=not copies, device=bool(here))
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever, daemon=True)

@@ -280,17 +280,14 @@ def _await_answer(
         dispatcher.condemn(str(error))
     _answer(request, arrival, dispatcher.host.state.generation)
     end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
-    has_come: object = channel.frames or channel.ended or dispatcher.channel is not channel
-    while not has_come and (table.told or answered[0] != number):
-        has_come = looks()
+    is_other: object = channel.frames or channel.ended or dispatcher.channel is not channel
+    if table.told and not is_other:  # the loop reads this answer, behind the earlier one
+        return
+    while not is_other and answered[0] != number:
+        is_other = looks() and answered[0] != number
         if clock() >= end_s:
             return
-    if (
-        has_come  # something else than the answer
-        or dispatcher._ordinary
-        or dispatcher._control
-        or counters.observer is not None
-    ):
+    if is_other or dispatcher._ordinary or dispatcher._control or counters.observer is not None:
         dispatcher._wants_turn = dispatcher._wants_reading = True
         return
     _complete(dispatcher, request, arrival, counted)
