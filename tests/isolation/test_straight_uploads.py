@@ -4,9 +4,8 @@ of the loop."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +23,6 @@ from cudnn_actor.isolation.staging import NOTE_BYTES
 from cudnn_actor.messages import Allocate, Fill, Ping, Upload
 from cudnn_actor.operations import Pointwise, PointwiseMode
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.processes.frames import LENGTH
 from cudnn_actor.supervision import Restarting
 from tests.service.rigs import in_thread, seen
 
@@ -366,18 +364,23 @@ async def test_a_worker_is_woken_up_before_the_request_if_it_may_be_asleep(
     idle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    pushing, requests = Channel._push, msgspec.msgpack.Decoder(Requests)
+    sending, flushing = Channel.send, Channel.flush_only
 
-    def push(channel: Channel, data: bytes, descriptors: Sequence[int]) -> None:
-        with contextlib.suppress(msgspec.ValidationError):  # another frame
-            sent.append(len(requests.decode(memoryview(data)[LENGTH.size :]).requests))
-        pushing(channel, data, descriptors)
+    def send(channel: Channel, frame: Any, *rest: Any) -> None:
+        if isinstance(frame, Requests):
+            sent.append(len(frame.requests))
+        sending(channel, frame, *rest)
+
+    def flush(channel: Channel) -> bool:
+        sent.append(1)
+        return flushing(channel)
 
     async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, _):
         ref = await buffer(gpu)
         monkeypatch.setattr(straight_upload, "_AWAKE_S", -1.0 if idle else PATIENCE_S)
         monkeypatch.setattr(straight_upload, "PROMPT_S", 0.0)
-        monkeypatch.setattr(Channel, "_push", push)
+        monkeypatch.setattr(Channel, "send", send)
+        monkeypatch.setattr(Channel, "flush_only", flush)
         await gpu.write(ref, numbers(1))
         await gpu.write(ref, numbers(2)[:16].repeat(1 << 14))
         assert sent == ([0, 1, 0, 1] if idle else [1, 1])

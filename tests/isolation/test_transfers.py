@@ -117,12 +117,16 @@ async def test_up_to_a_mebibyte_is_copied_without_another_thread(
     monkeypatch: pytest.MonkeyPatch, direction: str, more: int
 ) -> None:
     senders: list[int] = []
-    sending = Channel.send
+    sending, flushing = Channel.send, Channel.flush_only
 
     def send(channel: Channel, frame: Any, *rest: Any) -> None:
         if isinstance(frame, Requests):
             senders.append(threading.get_ident())
         sending(channel, frame, *rest)
+
+    def flush(channel: Channel) -> bool:
+        senders.append(threading.get_ident())
+        return flushing(channel)
 
     async with workers(host_arenas=False) as (gpu, _):
         values = np.random.default_rng(0).integers(0, 256, PIECE_BYTES + more, np.uint8)
@@ -131,6 +135,7 @@ async def test_up_to_a_mebibyte_is_copied_without_another_thread(
         await gpu.ask(message)  # from now on there are pieces of staging memory for it
         with monkeypatch.context() as patch:
             patch.setattr(Channel, "send", send)
+            patch.setattr(Channel, "flush_only", flush)
             await gpu.ask(message)
         assert (set(senders) == {threading.get_ident()}) == (not more)
         np.testing.assert_array_equal(await gpu.download(ref), values)

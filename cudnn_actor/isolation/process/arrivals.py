@@ -110,7 +110,7 @@ class Arrival:
         self._answer[_NUMBER] = 0
 
     @property
-    def answered(self) -> memoryview:
+    def answer_words(self) -> memoryview:
         """Its first element is the number of the request that was answered last; it does not come again."""
         return self._answer
 

@@ -279,7 +279,7 @@ def _await_answer(
     except BadFrame as error:  # not each is raised again in a turn
         dispatcher.condemn(str(error))
     _answer(request, arrival, dispatcher.host.state.generation)
-    end_s, number, answered = clock() + _HERE_S, request.number, arrival.answered
+    end_s, number, answered = clock() + _HERE_S, request.number, arrival.answer_words
     is_other: object = channel.frames or channel.ended or dispatcher.channel is not channel
     if table.told and not is_other:  # the loop reads this answer, behind the earlier one
         return
