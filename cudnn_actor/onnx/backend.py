@@ -12,8 +12,9 @@ https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,12 +114,18 @@ class Prepared(BackendRep):
                 raise _wrong_count(listed, names)
             given = dict(zip(names, listed, strict=True))
         results = self.model.run({name: _array(value) for name, value in given.items()})
-        outputs = [each.name for each in self.model.outputs]
-        return namedtupledict("Outputs", outputs)(*(results[name] for name in outputs))
+        outputs = tuple(each.name for each in self.model.outputs)
+        return _outputs_class(outputs)(*(results[name] for name in outputs))
 
     def close(self) -> None:
         """Free the weights, unless the service has ended and they with it. Idempotent."""
         self.model.close()
+
+
+@functools.lru_cache(maxsize=256)
+def _outputs_class(names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    """ONNX's class for outputs of these names. To make one takes longer than a small run."""
+    return namedtupledict("Outputs", names)
 
 
 def _array(value: Any) -> Any:
