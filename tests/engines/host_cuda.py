@@ -52,18 +52,29 @@ __all__ = [
 __all__ += ["library", "sources_of", "stand_in", "use"]
 
 _DEVICE = r"""
-#include <cmath>
-#include <csetjmp>
-#include <cstdlib>
-#include <cstring>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
-using std::fabs; using std::exp; using std::expm1; using std::log; using std::log1p; using std::pow;
-using std::sin; using std::cos; using std::tan; using std::asin; using std::acos; using std::atan;
-using std::sinh; using std::cosh; using std::tanh; using std::asinh; using std::acosh; using std::atanh;
-using std::erf; using std::erfc; using std::sqrt; using std::fmod; using std::copysign; using std::isinf;
-using std::ceil; using std::floor; using std::rint; using std::trunc; using std::fmax; using std::fmin;
-using std::llabs; using std::fma;
+extern "C" void abort();
+// As in <cmath>, which takes the compiler longer than most kernels.
+#define OF_ONE(name) inline double name(double x) { return __builtin_##name(x); } \
+    inline float name##f(float x) { return __builtin_##name##f(x); } \
+    inline float name(float x) { return name##f(x); }
+#define OF_TWO(name) inline double name(double x, double y) { return __builtin_##name(x, y); } \
+    inline float name##f(float x, float y) { return __builtin_##name##f(x, y); } \
+    inline float name(float x, float y) { return name##f(x, y); }
+OF_ONE(fabs) OF_ONE(exp) OF_ONE(expm1) OF_ONE(log) OF_ONE(log1p) OF_ONE(sin) OF_ONE(cos) OF_ONE(tan)
+OF_ONE(asin) OF_ONE(acos) OF_ONE(atan) OF_ONE(sinh) OF_ONE(cosh) OF_ONE(tanh) OF_ONE(asinh) OF_ONE(acosh)
+OF_ONE(atanh) OF_ONE(erf) OF_ONE(erfc) OF_ONE(sqrt) OF_ONE(ceil) OF_ONE(floor) OF_ONE(rint) OF_ONE(trunc)
+OF_TWO(pow) OF_TWO(fmod) OF_TWO(copysign) OF_TWO(fmax) OF_TWO(fmin) OF_TWO(nextafter)
+inline double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
+inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
+inline bool isinf(double x) { return __builtin_isinf(x); }
+inline bool isinf(float x) { return __builtin_isinf(x); }
+inline long long llabs(long long x) { return __builtin_llabs(x); }
+#undef OF_ONE
+#undef OF_TWO
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -72,7 +83,7 @@ using std::llabs; using std::fma;
 template <class T> T rsqrt(T x) { return 1 / sqrt(x); }
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
-template <class To, class From> To bits(From from) { To to; std::memcpy(&to, &from, sizeof to); return to; }
+template <class To, class From> To bits(From from) { To to; __builtin_memcpy(&to, &from, sizeof to); return to; }
 inline float __int_as_float(int x) { return bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
@@ -84,7 +95,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 inline float __double2float_rz(double x) {
     const float nearest = (float)x;
-    return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
+    return fabs(nearest) > fabs(x) ? nextafter(nearest, 0.0f) : nearest;
 }
 
 struct Place { unsigned x, y, z; };
@@ -161,9 +172,9 @@ template <class F> void run_grid(const unsigned* shape, bool with_others, F kern
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
 }
 template <class T> T from_lane(T value, int lane) {
-    std::memcpy(slots[me], &value, sizeof value);
+    __builtin_memcpy(slots[me], &value, sizeof value);
     yield();
-    std::memcpy(&value, slots[me / 32 * 32 + lane], sizeof value);
+    __builtin_memcpy(&value, slots[me / 32 * 32 + lane], sizeof value);
     yield();
     return value;
 }
@@ -199,8 +210,10 @@ _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) 
 _YIELDS = re.compile(r"__syncthreads|_sync\(")
 """Where a thread waits for others. The threads of a kernel without it need no coroutines."""
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
-_CHECKED = ("-fsanitize=alignment", "-fno-sanitize-recover=all")
+_CHECKED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 """An access at an address that is no multiple of its size ends the process, as it ends a device's context."""
+_LIBRARIES = ("-nostdlib", "-lm", "-lc", "-lgcc")
+"""Without those of C++, of which nothing is used: to link them takes as long as to compile a small kernel."""
 _APART = "-fno-gnu-unique"
 """Else libraries share what a kernel has as shared memory."""
 PATHS: list[pytest.TempPathFactory] = []
@@ -223,24 +236,17 @@ def library(code: str) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("there is no C++ compiler")
 
-    def compile_in(folder: Path, *words: str) -> None:
-        command = [compiler, *_OPTIONS, *_CHECKED, _APART, *linker, "-w", *words]
-        subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE_S)
-
-    def make_header(folder: Path) -> None:
-        (folder / "device.h").write_text(_DEVICE)
-        compile_in(folder, "-x", "c++-header", "device.h")
-
     def make(folder: Path) -> None:
         if _kept(name, folder / "kernels.so"):
             return
-        header = once(PATHS[0], "kernels-device", make_header) / "device.h"  # precompiled: half of the time
-        (folder / "kernels.cpp").write_text(code)
-        compile_in(folder, "-include", str(header), "kernels.cpp", "-o", "kernels.so")
+        (folder / "kernels.cpp").write_text(_DEVICE + code)
+        command = [compiler, *options, "-w", "kernels.cpp", "-o", "kernels.so", *_LIBRARIES]
+        subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE_S)
         _keep(name, folder / "kernels.so")
 
     linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # half of the time of the usual one
-    parts = (_version_of(compiler), *_OPTIONS, *_CHECKED, _APART, *linker, _DEVICE, code)
+    options = (*_OPTIONS, *_CHECKED, _APART, *linker)
+    parts = (_version_of(compiler), *options, *_LIBRARIES, _DEVICE, code)
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return ctypes.CDLL(str(once(PATHS[0], f"kernels-{name}", make) / "kernels.so"))
 

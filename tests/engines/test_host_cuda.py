@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from .. import forked_programs
 from . import host_cuda
 
 CODE = 'extern "C" int answer() { return 42; }'
+READS = 'extern "C" int read(const char* bytes, int offset) { return *(const int*)(bytes + offset); }'
+READING = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).read(bytes(8), int(sys.argv[2])))"
 
 
 class Runs:
@@ -31,15 +34,14 @@ class Runs:
     def _compile(self, command: list[str], **options: Any) -> Any:
         if "-v" in command:
             return self._run(command, **options)
-        if "kernels.cpp" in command:
-            self.compiled += 1
-            into = options["cwd"] / "kernels.so"
-            if self._made is None:
-                self._run([*command[: command.index("-include")], "kernels.cpp", "-o", into], **options)
-                self._made = self._folder / "made.so"
-                shutil.copyfile(into, self._made)
-            shutil.copyfile(self._made, into)
-        return None  # a header is not precompiled
+        self.compiled += 1
+        into = options["cwd"] / "kernels.so"
+        if self._made is None:
+            self._run(command, **options)
+            self._made = self._folder / "made.so"
+            shutil.copyfile(into, self._made)
+        shutil.copyfile(self._made, into)
+        return None
 
     def ask(self, run: str) -> int:
         """What the library says in a run."""
@@ -54,6 +56,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler")
     return Runs(tmp_path, monkeypatch)
+
+
+def test_an_access_that_is_not_aligned_ends_the_process() -> None:
+    path = host_cuda.library(READS)._name
+    aligned, other = (forked_programs.run(["-c", READING, path, offset]) for offset in ("4", "2"))
+    assert (aligned.returncode, aligned.stdout) == (0, "0\n")
+    assert other.returncode < 0
 
 
 def test_a_library_is_compiled_by_the_first_run_alone(runs: Runs) -> None:
