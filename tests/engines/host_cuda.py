@@ -83,7 +83,11 @@ inline long long llabs(long long x) { return __builtin_llabs(x); }
 template <class T> T rsqrt(T x) { return 1 / sqrt(x); }
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
-template <class To, class From> To bits(From from) { To to; __builtin_memcpy(&to, &from, sizeof to); return to; }
+template <class To, class From> To bits(From from) {
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
 inline float __int_as_float(int x) { return bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }

@@ -1,9 +1,9 @@
 """The cases of ONNX's node suite, made without what takes most of the time to make them.
 
-ONNX computes what each case wants when a module of cases is imported. Two parts take most of that: the results
-of pooling, by a loop in Python over all windows, and the source text of each case, which only ONNX's
-documentation has. `pooled` computes the same in NumPy, and the texts are left out. `make test-all` has ONNX
-do all of it.
+ONNX computes what each case wants when a module of cases is imported. Two parts take most of that: the
+results of pooling, by a loop in Python over all windows, and the source text of each case, which only ONNX's
+documentation has. `pooled` computes the same in NumPy, and the texts are left out. In `make test-all`, ONNX
+does all of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _quick_parts() -> Iterator[None]:
         op_pool_common.pool, base.process_snippet = pool, snippet
 
 
-def pooled(
+def pooled(  # noqa: PLR0917 - it is called as ONNX's function
     padded: np.ndarray[Any, Any],
     x_shape: Sequence[int],
     kernel: Sequence[int],

@@ -11,7 +11,7 @@ from .node_cases import pooled
 
 
 def test_pooling_is_that_of_onnx() -> None:
-    """With padding that counts and that does not, dilations, strides and windows that end behind the input."""
+    """With padding that counts and not, dilations, strides and windows that end behind the input."""
     rng = np.random.default_rng(0)
     for kind, counts, strides, dilations, ceil, (before, behind) in itertools.product(
         ("AVG", "MAX", "LPPOOL"), (0, 1), ([1, 1], [2, 3]), (None, [2, 1]), (False, True), ((0, 0), (1, 1))
