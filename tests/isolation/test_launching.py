@@ -475,8 +475,8 @@ def test_closing_ends_a_launch_that_has_just_started_a_server(
     with ThreadPoolExecutor(2) as threads:
         launch = threads.submit(launcher.launch, f"{HERE}:says_hello", [])
         assert started.wait(PATIENCE_S)
-        closed = threads.submit(close)
         with fifo.open("w"):  # until this is closed, the server's imports do not end
+            closed = threads.submit(close)
             with pytest.raises(LaunchFailed):
                 launch.result(PATIENCE_S)
             closed.result(PATIENCE_S)
