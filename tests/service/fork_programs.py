@@ -28,6 +28,7 @@ from cudnn_actor.processes.launching import Launcher
 
 from ..inside import launchers, service_behind
 from ..patience import PATIENCE_S
+from ..whole import some
 from .fork_rigs import (
     WAYS,
     Complaints,
@@ -60,7 +61,7 @@ def many_children(isolation: Isolation) -> None:
     """Children that are forked in whatever step the load's threads are."""
     service = start(device="cpu", isolation=isolation)
     load = Load(service, pause_s=0.0)
-    for _ in range(10):
+    for _ in range(some(10)):
         end_well([by_fork_and_exit(lambda: look_around(service, load.kept, rounds=1)) for _ in range(3)])
         load.goes_on(1)
     load.end()
@@ -231,7 +232,7 @@ def services_come_and_go(isolation: Isolation) -> None:
     load = Load(first)
     thread = threading.Thread(target=come_and_go, daemon=True)
     thread.start()
-    for _ in range(3):
+    for _ in range(some(3)):
         children = [
             by_fork_and_exit(lambda: look_around(first, load.kept, rounds=1)),
             by_fork_and_exit(lambda: _looks_and_serves(first, load.kept, isolation)),
