@@ -41,11 +41,16 @@ def _quick_parts() -> Iterator[None]:
     from onnx.backend.test.case import base
 
     pool, snippet = op_pool_common.pool, base.process_snippet
-    op_pool_common.pool, base.process_snippet = pooled, lambda operator, name, export: (name, "")
+    op_pool_common.pool, base.process_snippet = pooled, _without_text
     try:
         yield
     finally:
         op_pool_common.pool, base.process_snippet = pool, snippet
+
+
+def _without_text(op_name: str, name: str, export: Any) -> tuple[str, str]:
+    del op_name, export
+    return name, ""
 
 
 def pooled(  # noqa: PLR0917 - it is called as ONNX's function
@@ -96,12 +101,15 @@ def pooled(  # noqa: PLR0917 - it is called as ONNX's function
 def _of_windows(
     window: np.ndarray[Any, Any], counted: np.ndarray[Any, Any], pooling_type: str, p: int
 ) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any]
     if pooling_type == "AVG":
-        return np.sum(window, axis=0, where=counted) / np.sum(counted, axis=0)
-    if pooling_type == "MAX":
-        return np.max(window, axis=0, where=counted, initial=-np.inf)
-    assert pooling_type == "LPPOOL"
-    return np.sum(np.abs(window) ** p, axis=0, where=counted) ** (1 / p)
+        found = np.sum(window, axis=0, where=counted) / np.sum(counted, axis=0)
+    elif pooling_type == "MAX":
+        found = np.max(window, axis=0, where=counted, initial=-np.inf)
+    else:
+        assert pooling_type == "LPPOOL"
+        found = np.sum(np.abs(window) ** p, axis=0, where=counted) ** (1 / p)
+    return found
 
 
 def _both_sides(pads: Sequence[int] | None, rank: int) -> Sequence[int]:

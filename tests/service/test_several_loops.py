@@ -19,7 +19,6 @@ from cudnn_actor import ConvFwd, CudnnRef, CudnnService, Receipt
 from cudnn_actor.messages import Ping, Upload
 
 from ..patience import PATIENCE_S
-from ..whole import some
 from .rigs import Gate, Trio, gated_service, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -59,7 +58,7 @@ def on_threads(*jobs: Callable[[], Any], within_s: float = LONG_S) -> list[Any]:
 @pytest.mark.usefixtures("busy_switching")
 def test_six_threads_that_run_loop_after_loop_get_every_answer_and_each_runs_once() -> None:
     """Every thread that brings a new loop looks for links of loops that have closed: all at the same time."""
-    threads, rounds = 6, some(100)
+    threads, rounds = 6, 100
     service = start(device="cpu")
     gpu = CudnnRef(service)
     trio = asyncio.run(Trio.on(gpu, x=1.0, w=1.0, y=0.0))
