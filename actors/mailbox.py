@@ -97,6 +97,8 @@ class Mailbox:
         self.on_near: list[Callable[[], Any]] = []
         """Each is called when the answer to the only message in work is near, on the event loop that sends,
         if a single one does. Only a mailbox whose messages another process answers calls them."""
+        self.if_cancelled: Callable[[asyncio.Future[Any]], object] | None = None
+        """What `withdraw_if_cancelled` has returned; None before that."""
         self.forked = False
         """Whether this process was forked from the one that made the mailbox: nobody reads it here."""
         forks.watch(self)
@@ -154,10 +156,10 @@ class Mailbox:
         del message
         return None
 
-    def submit_again(self, message: Any) -> asyncio.Future[Any] | None:
-        """Do what `ask_again` does for `asking.submit`: cancelling the future withdraws the message."""
-        del message
-        return None
+    def withdraw_if_cancelled(self) -> Callable[[asyncio.Future[Any]], object]:
+        """A callback for futures of `ask_again`: it withdraws the message if the future is cancelled. From
+        then on, it is `if_cancelled`. On the loop of these futures."""
+        raise NotImplementedError
 
     def stop_waiting(self, future: asyncio.Future[Any]) -> None:
         """Withdraw the message of a future of `ask_again`, unless it has its answer."""

@@ -23,14 +23,13 @@ __all__ = ["Waking"]
 _Future = asyncio.Future
 _done, _set_result, _remove = _Future.done, _Future.set_result, _Future.remove_done_callback
 _callbacks_of, _first, _second = attrgetter("_callbacks"), itemgetter(0), itemgetter(1)
-_run_in = contextvars.Context.run
+_run = contextvars.Context.run
 _together, _again_and_again = itertools.chain.from_iterable, itertools.repeat
 _Callback = Callable[[asyncio.Future[Any]], object]
 _Waiting = tuple[_Callback, contextvars.Context]
-_Woken = tuple[Iterator[object], Iterator[object]]
-"""Those who wait. To go one step through the first iterator is to call one of them, which leaves the second.
-A call of a C function that does nothing comes last."""
-_LAST: _Waiting = id, contextvars.Context()
+_Woken = tuple[Iterator[object], Iterator[asyncio.Future[Any]]]
+"""An iterator that calls those who wait, one at each step; and another one, which it reads, over the futures
+of those who were not called yet."""
 
 
 class Waking:
@@ -40,27 +39,27 @@ class Waking:
     ----------
     loop
         The event loop.
-    if_cancelled
-        A callback that futures may have for the case that they are cancelled. With a result, they lose it.
     before, after
         Functions that are called before those who wait are called, and once all of them were. If one of them
         raises, the others are called in another callback of the loop, with `before` and `after` once more.
     """
 
-    __slots__ = ("_after", "_before", "_if_cancelled", "_loop", "_woken")
+    __slots__ = ("_after", "_before", "_loop", "_woken", "if_cancelled")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        if_cancelled: _Callback,
         *,
         before: Callable[[], None],
         after: Callable[[], None],
     ) -> None:
-        self._loop, self._if_cancelled, self._before, self._after = loop, if_cancelled, before, after
+        self._loop, self._before, self._after = loop, before, after
+        self.if_cancelled: _Callback | None = None
+        """A callback that futures may have for the case that they are cancelled; None for none. With a
+        result, they lose it."""
         self._woken: deque[_Woken] = deque()
-        """Those who wait for results that are set, batch by batch. Each leaves its iterator when it is
-        called."""
+        """Those who wait for results that are set, batch by batch. Each leaves the iterators just before it
+        is called."""
 
     def __bool__(self) -> bool:
         """Whether `wake` has anybody to call."""
@@ -78,22 +77,20 @@ class Waking:
         if any(map(_done, futures)):
             open_ones = [pair for pair in zip(futures, values, strict=True) if not pair[0].done()]
             futures, values = [future for future, _ in open_ones], [value for _, value in open_ones]
+        if_cancelled = self.if_cancelled
+        if if_cancelled is not None:
+            run_through(map(_remove, futures, _again_and_again(if_cancelled)))
         if len(futures) == 1 or self._loop.get_debug():
             for future, value in zip(futures, values, strict=True):
-                future.remove_done_callback(self._if_cancelled)
                 future.set_result(value)
             return
         those_of: list[list[_Waiting] | None] = list(map(_callbacks_of, futures))
         owners, waiting = futures, list(_together(filter(None, those_of)))
-        callbacks = list(map(_first, waiting))
-        if not all(those_of) or len(waiting) != len(futures) or self._if_cancelled in callbacks:
+        if not all(those_of) or len(waiting) != len(futures):
             # Not each has one callback, that of the task that waits for it.
-            run_through(map(_remove, futures, _again_and_again(self._if_cancelled)))
-            those_of = list(map(_callbacks_of, futures))
             owners = [future for future, those in zip(futures, those_of, strict=True) for _ in those or ()]
-            waiting = list(_together(filter(None, those_of)))
-            callbacks = list(map(_first, waiting))
-        woken = _calls_of(waiting, owners)
+        callbacks = list(map(_first, waiting))
+        woken = _calls(waiting, owners)
         both = itertools.chain(map(_remove, owners, callbacks), map(_set_result, futures, values))
         try:
             # One step: a future that is cancelled before it still has its callbacks, which the loop calls.
@@ -105,17 +102,17 @@ class Waking:
 
     def _put_back(self, waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> None:
         """Let the futures that have no result have their callbacks again, but for cancelled ones."""
-        done_waiting, done = [], []
+        called, woken = [], []
         for (callback, context), future in zip(waiting, owners, strict=True):
             if future.cancelled():
                 continue
             if future.done():
-                done_waiting.append((callback, context))
-                done.append(future)
+                called.append((callback, context))
+                woken.append(future)
             else:
                 future.remove_done_callback(callback)
                 future.add_done_callback(callback, context=context)
-        self._woken.append(_calls_of(done_waiting, done))
+        self._woken.append(_calls(called, woken))
 
     def wake(self) -> None:
         """Call those who wait for results that are set, as the loop does: each in its context. Only in a
@@ -124,7 +121,10 @@ class Waking:
         try:
             self._before()
             while woken:
-                _call(*woken[0])
+                calls, left = woken[0]
+                count = length_hint(left)
+                if len(list(calls)) < count:
+                    raise StopIteration  # a callback has raised it, which ends an iteration
                 woken.popleft()
         except BaseException:  # the loop reports it, and goes on with the others
             self._loop.call_soon(self.wake)
@@ -138,17 +138,8 @@ class Waking:
             self._loop.call_soon(self.wake)
 
 
-def _call(calls: Iterator[object], left: Iterator[object]) -> None:
-    """Call those who wait."""
-    run_through(calls)
-    if length_hint(
-        left
-    ):  # a callback has raised this, which no task does, and `run_through` took it for the end
-        raise StopIteration("a callback has raised it")
-
-
-def _calls_of(waiting: list[_Waiting], futures: list[asyncio.Future[Any]]) -> _Woken:
-    """Those who wait for these futures, in the same order."""
-    waiting = [*waiting, _LAST]
-    left = iter([*futures, None])
-    return map(_run_in, map(_second, waiting), map(_first, waiting), left), left
+def _calls(waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> _Woken:
+    """What calls those who wait, each in its context, with the future that each waits for."""
+    left = iter(owners)
+    calls: Iterator[object] = map(_run, map(_second, waiting), map(_first, waiting), left)
+    return calls, left

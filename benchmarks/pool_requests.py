@@ -41,7 +41,8 @@ import numpy as np
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Receipt
 from cudnn_actor.attached.client.attached_service import AttachedService
-from cudnn_actor.attached.wire import FROM_CLIENT, FROM_SERVER, Answers, Attached, Done, Requests
+from cudnn_actor.attached.server.sending import frame_of
+from cudnn_actor.attached.wire import FROM_CLIENT, FROM_SERVER, Attached, Done, Requests
 from cudnn_actor.pool.dispatching import Dispatching
 from cudnn_actor.pool.replicas import PoolBuffer
 from cudnn_actor.pool.requests import PoolRequests
@@ -112,7 +113,7 @@ def answer_all(connection: socket.socket) -> None:
             frame = channel.frames.popleft()
             if isinstance(frame, Requests):
                 numbers = range(frame.first, frame.first + len(frame.requests))
-                channel.send(Answers([Done(number, _RECEIPT) for number in numbers]))
+                channel.send(frame_of([Done(number, _RECEIPT) for number in numbers]))
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,8 @@ client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `Dro
                `Withdraw`; `Room`, after a `NeedsRoom`; and the one that may move buffers, `ExportBuffer`, and
                `ImportBuffer`, with one descriptor
 server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Lent`;
-               `Answers`; `Near`; `Exported`, with one descriptor, as the answer to an `ExportBuffer`
+               `Answers`, or `Receipts` for several answers that are receipts; `Near`; `Exported`, with one
+               descriptor, as the answer to an `ExportBuffer`
 =============  ==========================================================================================
 
 Arrays of up to `INLINE_BYTES` travel in the frame. Larger arrays lie in segments: memory that both processes
@@ -26,7 +27,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -34,6 +37,7 @@ import numpy as np
 
 from cudnn_actor.isolation.known_graphs import ForgetGraph, KnowGraph, LoopKnown, RunKnown
 from cudnn_actor.models import Feature
+from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import Travelling
@@ -78,6 +82,7 @@ __all__ = [
     "NeedsRoom",
     "Place",
     "Reading",
+    "Receipts",
     "Refusal",
     "Refused",
     "Request",
@@ -91,7 +96,7 @@ __all__ = [
     "writing",
 ]
 
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of the frames. Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """The bytes of the longest frame that a server accepts from a client."""
@@ -426,6 +431,59 @@ class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, 
     answers: list[Answer]
 
 
+class Receipts(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Answers that are receipts of one incarnation, in the order in which requests finished. Each list has
+    one element for each of them.
+
+    Parameters
+    ----------
+    numbers
+        The numbers of the requests.
+    generation
+        That of the receipts.
+    plans
+        Their plans; one text if all are the same.
+    request_ids, queue_us, run_us
+        As in `Receipt`.
+    """
+
+    numbers: list[int]
+    generation: int
+    plans: str | list[str]
+    request_ids: list[int]
+    queue_us: list[float]
+    run_us: list[float]
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts, in order. Raises `BadFrame` if the lists have several lengths."""
+        ids, plans, waits, runs = self.request_ids, self.plans, self.queue_us, self.run_us
+        each_plan = itertools.repeat(plans) if type(plans) is str else plans
+        lengths = {len(self.numbers), len(ids), len(waits), len(runs)}
+        if len(lengths) != 1 or (each_plan is plans and len(plans) not in lengths):
+            raise BadFrame("lists of several lengths")
+        return list(map(Receipt, ids, itertools.repeat(self.generation), each_plan, waits, runs))
+
+    @classmethod
+    def of(cls, answers: list[Done]) -> Receipts | None:
+        """The frame of some answers; None if their receipts are of several incarnations."""
+        receipts = list(map(_receipt_of, answers))
+        generations, plans = set(map(_generation_of, receipts)), list(map(_plan_of, receipts))
+        if len(generations) != 1:
+            return None
+        return cls(
+            list(map(_number_of, answers)),
+            generations.pop(),
+            plans[0] if plans.count(plans[0]) == len(plans) else plans,
+            list(map(_id_of, receipts)),
+            list(map(_queue_us_of, receipts)),
+            list(map(_run_us_of, receipts)),
+        )
+
+
+_number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
+_id_of, _generation_of, _plan_of, _queue_us_of, _run_us_of = map(attrgetter, Receipt.__struct_fields__)
+
+
 class Near(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """The answer to the client's only request is near: in some 100 us. It is said of long runs on a device,
     while nothing else is in work."""
@@ -439,7 +497,7 @@ class Exported(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     offset: int
 
 
-FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Near | Exported
+FromServer = Attached | Refusal | Happened | Status | Lent | Answers | Receipts | Near | Exported
 
 FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
 FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)

@@ -173,7 +173,8 @@ class Requests:
         Raises `MailboxFull` when there is no room, and the errors that `ask` raises before it sends.
         """
         mailbox = self._state.mailbox
-        if mailbox.asks_again and timeout is None and (again := mailbox.submit_again(message)) is not None:
+        if mailbox.asks_again and timeout is None and (again := mailbox.ask_again(message)) is not None:
+            again.add_done_callback(mailbox.if_cancelled or mailbox.withdraw_if_cancelled())
             return again
         found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) in (Allocate, DeployModel) else None

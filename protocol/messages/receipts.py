@@ -10,7 +10,7 @@ from cudnn_actor.protocol.types.short_repr import short_repr
 __all__ = ["CacheStatistics", "PlanCounts", "PlanStatistics", "Receipt", "Statistics"]
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Proof that a request has finished on the device.
 
     Parameters

@@ -26,14 +26,9 @@ def nothing(*_: object) -> None:
     """A callback that does nothing."""
 
 
-def waking_with(
-    if_cancelled: Callable[[Any], object] = nothing,
-    *,
-    before: Callable[[], None] = nothing,
-    after: Callable[[], None] = nothing,
-) -> Waking:
+def waking_with(*, before: Callable[[], None] = nothing, after: Callable[[], None] = nothing) -> Waking:
     """A `Waking` of the running loop."""
-    return Waking(asyncio.get_running_loop(), if_cancelled, before=before, after=after)
+    return Waking(asyncio.get_running_loop(), before=before, after=after)
 
 
 async def woken_by(waking: Waking) -> None:
@@ -101,7 +96,8 @@ async def test_all_who_wait_for_one_future_are_woken(others: int) -> None:
 async def test_the_callback_for_a_cancelled_future_is_not_called_with_a_result(awaited: bool) -> None:
     loop, called = asyncio.get_running_loop(), list[Any]()
     callback = called.append
-    waking = waking_with(callback)
+    waking = waking_with()
+    waking.if_cancelled = callback
     futures = [loop.create_future() for _ in range(2)]
     for future in futures:
         future.add_done_callback(callback)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge
@@ -17,13 +16,14 @@ from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.client.kept_messages import KeptMessages
 from cudnn_actor.attached.client.outgoing import ShareWeights, place_of
 from cudnn_actor.attached.client.sent import Outcomes, Sent
-from cudnn_actor.attached.wire import Done, Dropped, NeedsRoom, Room, Withdrawn
+from cudnn_actor.attached.wire import Done, Dropped, NeedsRoom, Receipts, Room, Withdrawn
 from cudnn_actor.broker.request_counts import RequestObserver
 from cudnn_actor.broker.service_state import Import
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, StaleBufferError
 from cudnn_actor.protocol.messages.messages import Allocate, Free
+from cudnn_actor.protocol.messages.receipts import Receipt
 
 if TYPE_CHECKING:
     from cudnn_actor.attached.client.link import Link
@@ -33,8 +33,6 @@ __all__ = ["Delivery"]
 log = Log("cudnn_actor.attached")
 
 _Future = asyncio.Future
-_number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
-_ONLY_FUTURES, _ONLY_DONE = {_Future}, {Done}
 
 
 class Delivery:
@@ -82,11 +80,6 @@ class Delivery:
     def take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
         """Deliver the answers of a frame. `bridges` gets those of other loops whose callers have answers.
         Raises `BadFrame`."""
-        numbers = list(map(_number_of, answers))
-        requests = list(map(self._sent.get, numbers))
-        if set(map(type, requests)) == _ONLY_FUTURES and set(map(type, answers)) == _ONLY_DONE:
-            self._give(numbers, requests, answers)
-            return
         plain: list[tuple[asyncio.Future[Any], Done]] = []
         try:
             for answer in answers:
@@ -96,16 +89,26 @@ class Delivery:
                 else:
                     self._take_enveloped(sent, answer, bridges)
         finally:
-            done = [answer for _, answer in plain]
-            self._give(list(map(_number_of, done)), [future for future, _ in plain], done)
+            if plain:
+                receipts = [answer.receipt for _, answer in plain]
+                self._give([answer.number for _, answer in plain], [future for future, _ in plain], receipts)
 
-    def _give(self, numbers: list[int], futures: list[Any], answers: list[Done]) -> None:
+    def take_receipts(self, frame: Receipts, bridges: set[LoopBridge]) -> None:
+        """Deliver the answers of a frame, as `take_answers` does. Raises `BadFrame`."""
+        requests: list[Any] = list(map(self._sent.get, frame.numbers))
+        receipts = frame.receipts()
+        if list(map(type, requests)).count(_Future) == len(requests):
+            self._give(frame.numbers, requests, receipts)
+        else:
+            self.take_answers(list(map(Done, frame.numbers, receipts)), bridges)
+
+    def _give(self, numbers: list[int], futures: list[Any], receipts: list[Receipt]) -> None:
         """Give receipts to requests of `ask_again`. If this fails, those without one are in `_sent` still."""
         if len(set(numbers)) != len(numbers):
             raise BadFrame("two answers to one request")
         while True:
             try:
-                self._waking.set_results(futures, map(_receipt_of, answers))
+                self._waking.set_results(futures, receipts)
                 break
             except asyncio.InvalidStateError:  # one was cancelled meanwhile: the others get theirs
                 continue

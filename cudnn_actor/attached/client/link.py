@@ -43,6 +43,7 @@ from cudnn_actor.attached.wire import (
     KnowGraph,
     MapSegment,
     Near,
+    Receipts,
     Request,
     Requests,
     Withdraw,
@@ -130,10 +131,7 @@ class Link(Mailbox):
         self._asks_on = 0
         """The ident of the thread that calls those who wait for answers now, if nothing keeps `ask_again`
         from sending what they ask; else 0. Any thread may write 0."""
-        self._if_cancelled = self._withdraw_cancelled
-        self._waking = Waking(
-            self._loop, self._if_cancelled, before=self._begin_waking, after=self._end_waking
-        )
+        self._waking = Waking(self._loop, before=self._begin_waking, after=self._end_waking)
         self._delivery = Delivery(
             self,
             self._sent,
@@ -304,12 +302,10 @@ class Link(Mailbox):
         self._asks_on = 0
         self.turn()
 
-    def submit_again(self, message: Any) -> asyncio.Future[Any] | None:
-        """See `Mailbox.submit_again`. Any thread."""
-        future = self.ask_again(message)
-        if future is not None:
-            future.add_done_callback(self._if_cancelled)
-        return future
+    def withdraw_if_cancelled(self) -> Callable[[asyncio.Future[Any]], object]:
+        """See `Mailbox.withdraw_if_cancelled`."""
+        self.if_cancelled = self._waking.if_cancelled = self._withdraw_cancelled
+        return self.if_cancelled
 
     def _withdraw_cancelled(self, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
@@ -528,6 +524,10 @@ class Link(Mailbox):
         for frame in self._channel.receive():
             if type(frame) is Answers:
                 self._delivery.take_answers(frame.answers, bridges)
+                if self.loops_may_stay_awake:
+                    self._awaiting.note_answered(len(self._sent))
+            elif type(frame) is Receipts:
+                self._delivery.take_receipts(frame, bridges)
                 if self.loops_may_stay_awake:
                     self._awaiting.note_answered(len(self._sent))
             elif type(frame) is Exported:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.attached.server.failures import each_encoded
-from cudnn_actor.attached.wire import Answer, Answers
+from cudnn_actor.attached.wire import Answer, Answers, Done, Receipts
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 
-__all__ = ["Sending"]
+__all__ = ["Sending", "frame_of"]
+
+_ONLY_DONE = {Done}
 
 
 class Sending:
@@ -86,7 +88,7 @@ class Sending:
         channel = self._channel
         try:
             try:
-                data = encode(Answers(answers))
+                data = encode(frame_of(answers))
             except Exception:  # noqa: BLE001 - a lack of memory, a frame that is too long: each alone
                 for data in each_encoded(answers):
                     channel.send_encoded(data)
@@ -114,3 +116,10 @@ class Sending:
             self._loop.remove_writer(self._channel.fileno())
             self.paused = False
             self._loop.add_reader(self._channel.fileno(), self._readable)
+
+
+def frame_of(answers: list[Any]) -> Answers | Receipts:
+    """The shortest frame of some answers."""
+    if len(answers) > 1 and set(map(type, answers)) == _ONLY_DONE and (frame := Receipts.of(answers)):
+        return frame
+    return Answers(answers)
