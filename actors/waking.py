@@ -121,10 +121,7 @@ class Waking:
         try:
             self._before()
             while woken:
-                calls, left = woken[0]
-                count = length_hint(left)
-                if len(list(calls)) < count:
-                    raise StopIteration  # a callback has raised it, which ends an iteration
+                _call_all(*woken[0])
                 woken.popleft()
         except BaseException:  # the loop reports it, and goes on with the others
             self._loop.call_soon(self.wake)
@@ -143,3 +140,10 @@ def _calls(waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> _Woken
     left = iter(owners)
     calls: Iterator[object] = map(_run, map(_second, waiting), map(_first, waiting), left)
     return calls, left
+
+
+def _call_all(calls: Iterator[object], left: Iterator[asyncio.Future[Any]]) -> None:
+    """Call those who wait, until one raises an exception."""
+    count = length_hint(left)
+    if len(list(calls)) < count:
+        raise StopIteration  # as one of them has, which has ended the iteration
