@@ -252,11 +252,13 @@ async def waits(future: asyncio.Future[int], ran: list[Any]) -> None:
         ran.append("cancelled")
 
 
-@pytest.mark.parametrize("callback", [False, True], ids=["tasks alone", "with a callback"])
-async def test_whoever_is_cancelled_at_any_place_is_woken_once_and_so_are_the_others(callback: bool) -> None:
+@pytest.mark.parametrize("callback", ["", "for cancellation", "other"])
+async def test_whoever_is_cancelled_at_any_place_is_woken_once_and_so_are_the_others(callback: str) -> None:
     """As by asyncio's own handler of SIGINT."""
     loop = asyncio.get_running_loop()
     waking = waking_with()
+    if callback == "for cancellation":
+        waking.if_cancelled = nothing
     for at in itertools.count(1):
         futures, ran = [loop.create_future() for _ in range(4)], [list[Any]() for _ in range(4)]
         if callback:

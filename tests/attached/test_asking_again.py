@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from cudnn_actor import CudnnActorError, CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
@@ -17,7 +18,7 @@ from cudnn_actor.attached import ServedSocket, serve_socket
 from cudnn_actor.attached.client import kept_messages
 from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.wire import ForgetMessages, Request, Requests
-from cudnn_actor.messages import ConvFwd, Fill
+from cudnn_actor.messages import ConvFwd, Download, Fill
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.messages.codec import encode_message
 
@@ -281,6 +282,27 @@ async def test_what_a_finalizer_sends_while_another_message_is_sent_costs_neithe
         gc.enable()
 
 
+async def test_what_a_finalizer_sends_while_a_frame_is_sent_goes_behind_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if all numbers of messages have to be taken back for it."""
+    answers: list[asyncio.Future[Receipt]] = []
+    send, finalizers = Channel.send, [False]
+
+    def finalizing(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        if isinstance(frame, Requests) and finalizers:
+            del finalizers[0]
+            monkeypatch.setattr(kept_messages, "_MOST", 0)
+            answers.append(rig.client.submit(rig.one.product()))
+        send(channel, frame, descriptors)
+
+    monkeypatch.setattr(Channel, "send", finalizing)
+    answers.append(rig.client.submit(rig.product))
+    assert not finalizers
+    inner, outer = await asyncio.gather(*answers)
+    assert outer.request_id < inner.request_id
+
+
 async def test_if_an_answer_cannot_be_taken_nobody_waits_for_ever(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,7 +489,7 @@ async def test_a_request_that_cannot_be_noted_ends_the_connection(rig: Rig) -> N
 async def test_a_signal_handler_that_raises_while_answers_are_delivered_leaves_nobody_waiting(
     rig: Rig, reported: list[Any]
 ) -> None:
-    """Requests with and without an envelope, wherever it raises."""
+    """Requests with and without an envelope, of which some give values, wherever it raises."""
     injector, raised = Injector("/client/delivery.py", "/client/link.py", "/actors/waking.py"), 0
     for at in itertools.count(1):
         async with connect(rig.served.path) as client:
@@ -480,11 +502,12 @@ async def test_a_signal_handler_that_raises_while_answers_are_delivered_leaves_n
                 waiting: list[asyncio.Future[Any]]
                 waiting = [asyncio.ensure_future(client.ask(message)) for _ in range(2)]
                 waiting += [client.submit(message, timeout=PATIENCE_S), client.submit(message)]
+                waiting += [client.submit(Download(src=one.y))]
                 await turns()
             with injector.armed(at):
                 await asyncio.wait([before, *waiting], timeout=PATIENCE_S)
             outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
-            assert all(isinstance(each, Receipt | ServiceStopped) for each in outcomes), outcomes
+            assert all(isinstance(each, Receipt | np.ndarray | ServiceStopped) for each in outcomes), outcomes
             await before
         raised += bool(injector.where)
         if not injector.where:

@@ -168,6 +168,20 @@ async def test_a_name_may_get_another_model_and_lose_it(
     assert lending.lent.records == {}
 
 
+async def test_a_model_with_two_names_is_lent_by_one_when_the_other_has_lost_it(
+    images: ServedModel, own: Model, gpu: CudnnRef, lending: ServedSocket
+) -> None:
+    expected = await gpu.run(own, image=IMAGE)
+    lending.lend("more", own)
+    await gpu_behind(images).ping()  # it comes behind what the client is told
+    more = served_model(gpu_behind(images), "more")
+    assert same(await more.run(image=IMAGE), expected)
+    lending.lend("more", None)
+    with pytest.raises(NotDeployed):
+        await more.run(image=IMAGE)
+    assert same(await images.run(image=IMAGE), expected)
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 4])
 async def test_a_run_that_is_withdrawn_is_answered_and_leaves_no_share(
     images: ServedModel, lending: ServedSocket, turns: int

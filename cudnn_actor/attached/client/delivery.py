@@ -156,7 +156,6 @@ class Delivery:
         if type(answer) is Withdrawn:
             self._end_expired(envelope, answer.started)
             return
-        del self._sent[answer.number]
         envelope.elsewhere = None
         value, error = self._outcomes.of(sent, answer)
         if envelope.timed_out:  # it was answered before the server knew of the timeout
@@ -165,7 +164,7 @@ class Delivery:
                 started = error.started
             self._end_expired(envelope, started)
         self._note(envelope.message, value, error)
-        self.reply(envelope, value, error, bridges)
+        self.reply(envelope, value, error, bridges, sent.number)
 
     def _end_expired(self, envelope: Envelope, started: bool) -> None:
         """Tell a caller whose timeout has passed whether its message may have started."""
@@ -206,22 +205,36 @@ class Delivery:
         value: Any,
         error: Exception | None,
         bridges: set[LoopBridge] | None = None,
+        number: int = 0,
     ) -> None:
         """Give a reply: at once to a caller on this loop. `bridges`: gets the bridge of another loop, which
-        the caller wakes then; None to wake it here."""
+        the caller wakes then; None to wake it here.
+
+        `number`: that of the request, which leaves `_sent` once it has its reply. If a signal handler raises
+        before, the request gets the end of the connection. If it has its reply already, that one counts.
+        """
         if (observer := self.observer) is not None:
             observer.answered(envelope, value, error, 0, 0)
         bridge = envelope.bridge
         if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
-            bridge.awaited -= 1
             if envelope.watch is not None:
                 envelope.unwatch()
             envelope.deliver(value, error)
-        elif (waker := envelope.settle(value, error)) is not None:
+            # One step.
+            bridge.awaited -= 1
+            self._sent.pop(number, None)
+        elif bridge is not None:
+            if bridges is not None:
+                bridges.add(bridge)
+            entry = ((envelope, value, error),)
+            # One step.
+            bridge.posted += entry
+            self._sent.pop(number, None)
             if bridges is None:
-                waker.wake()
-            else:
-                bridges.add(waker)
+                bridge.wake()
+        else:
+            envelope.settle(value, error)
+            self._sent.pop(number, None)
         # If the connection has ended, the server has freed its client's buffers.
         freed = self._has_ended and isinstance(envelope.message, Free)
         if error is not None and not envelope.wants_reply and not freed:

@@ -145,6 +145,8 @@ class Link(Mailbox):
         )
         self.on_refusal = self._delivery.tell_not_run
         self._scheduled = self._ended = False
+        self._flushes = False
+        """Whether a frame of requests is being made or sent. Meanwhile, no other frame is sent."""
         self._gathered = 0
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
         self._loop.add_reader(channel.fileno(), self._readable)
@@ -197,6 +199,7 @@ class Link(Mailbox):
             not (self._ordinary or self._control or self._afterwards)
             and self._closed is None
             and self._delivery.observer is None
+            and not self._flushes
         )
 
     def _admit_here(self, envelope: Envelope) -> None:
@@ -250,18 +253,19 @@ class Link(Mailbox):
         changed, and it may overtake no other. Any thread.
         """
         future: asyncio.Future[Any] = _Future(loop=self._loop)  # first: it may run a finalizer that sends
-        identity, sent = id(message), self._sent
+        sent = self._sent
         if (self._asks_on != _get_ident() and not self._asks_here()) or len(sent) >= self._window:
             return None
         try:
-            number = self._again[identity]
+            number = self._again[id(message)]
             if number < 0:
                 self._graphs.knows(message)  # it counts as used
-                number = -self._again[identity]
+                number = -self._again[id(message)]
         except KeyError:
             return None
         # One step, in which no finalizer and no signal handler runs.
-        unsent, last = self._unsent, self._last + 1
+        unsent = self._unsent
+        last = self._last + 1
         sent[last] = future
         self._last = last
         try:
@@ -328,6 +332,9 @@ class Link(Mailbox):
         self._gathered = 0
         if self._ended:
             return
+        if self._flushes:  # a finalizer sends a message
+            self._schedule()
+            return
         if self._ordinary or self._control or self._afterwards:
             while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
                 self._prepare_all(batch)
@@ -345,10 +352,22 @@ class Link(Mailbox):
                 raise
 
     def _flush(self) -> None:
-        """Send the requests that are ready, in one frame."""
-        if self._last == self._told or self._ended:
+        """Send the requests that are ready, in one frame.
+
+        A finalizer that runs while a frame is made or sent may send messages. They are sent after it."""
+        if self._last == self._told or self._ended or self._flushes:
             return
-        fresh: list[Request | int] = []  # this may run a finalizer that sends a message
+        self._flushes = True
+        try:
+            while self._last != self._told and not self._ended:
+                self._send_unsent()
+        finally:
+            self._flushes = False
+        if self.loops_may_stay_awake:
+            self._awaiting.note_sent(len(self._sent))
+
+    def _send_unsent(self) -> None:
+        fresh: list[Request | int] = []
         first, requests, last, frame = self._told + 1, self._unsent, self._last, None
         try:
             self._unsent, self._unsent_bytes, self._told = fresh, 0, last
@@ -359,8 +378,6 @@ class Link(Mailbox):
         except BaseException:  # also of a signal handler
             self._send_after_all(frame)
             raise
-        if self.loops_may_stay_awake:
-            self._awaiting.note_sent(len(self._sent))
 
     def _send_after_all(self, frame: Requests | None) -> None:
         """Send requests whose sending was interrupted. If that fails, too, they get the end of the

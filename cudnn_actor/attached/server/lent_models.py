@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -57,8 +58,11 @@ class LentModels:
     def lend(self, name: str, model: Model) -> None:
         """Let clients run a model by a name, from now on."""
         self._models[name] = model
-        ref = self._refs.setdefault(name, model.ref)
-        self._names[ref] = name
+        if name not in self._refs:
+            ref = model.ref
+            while ref in self._names:  # another name has it, and keeps it
+                ref = ModelRef(number=ref.number, service=secrets.randbelow(1 << 62))
+            self._refs[name], self._names[ref] = ref, name
 
     def take_back(self, name: str) -> None:
         """Stop lending the model of a name, if one is lent. Runs that have begun go on."""
