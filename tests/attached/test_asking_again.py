@@ -292,7 +292,7 @@ async def test_what_a_finalizer_sends_while_a_frame_is_sent_goes_behind_it(
     def finalizing(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
         if isinstance(frame, Requests) and finalizers:
             del finalizers[0]
-            monkeypatch.setattr(kept_messages, "_MOST", 0)
+            monkeypatch.setattr(kept_messages, "_MOST", 1)
             answers.append(rig.client.submit(rig.one.product()))
         send(channel, frame, descriptors)
 
