@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import gc
 import select
 import socket
@@ -38,6 +37,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Receipt
 from cudnn_actor.attached.client.attached_service import AttachedService
@@ -231,6 +231,12 @@ async def measured(args: argparse.Namespace) -> list[Row]:
         return rows
 
 
+def table(rows: list[Row]) -> Table:
+    """The table of the rows, without the functions."""
+    shown = [{name: value for name, value in row.items() if name != "by_function"} for row in rows]
+    return table_of("A small request of a pool", shown)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pool_requests", description=__doc__.splitlines()[0]
@@ -256,7 +262,7 @@ def main() -> None:
     known = {name: value for name, value in vars(args).items() if name not in ("out", "answers")}
     keep(
         rows(),
-        functools.partial(table_of, "A small request of a pool"),
+        table,
         args.out,
         "pool_requests",
         asked=known,
