@@ -466,22 +466,16 @@ class Receipts(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     @classmethod
     def of(cls, answers: list[Done]) -> Receipts | None:
         """The frame of some answers; None if their receipts are of several incarnations."""
-        receipts = list(map(_receipt_of, answers))
-        generations, plans = set(map(_generation_of, receipts)), list(map(_plan_of, receipts))
-        if len(generations) != 1:
+        fields: Iterator[Any] = zip(*map(_as_tuple, map(_receipt_of, answers)), strict=True)
+        ids, generations, plans, waits, runs = map(list, fields)
+        generation, plan = generations[0], plans[0]
+        if generations.count(generation) != len(answers):
             return None
-        return cls(
-            list(map(_number_of, answers)),
-            generations.pop(),
-            plans[0] if plans.count(plans[0]) == len(plans) else plans,
-            list(map(_id_of, receipts)),
-            list(map(_queue_us_of, receipts)),
-            list(map(_run_us_of, receipts)),
-        )
+        all_plans = plan if plans.count(plan) == len(plans) else plans
+        return cls(list(map(_number_of, answers)), generation, all_plans, ids, waits, runs)
 
 
-_number_of, _receipt_of = attrgetter("number"), attrgetter("receipt")
-_id_of, _generation_of, _plan_of, _queue_us_of, _run_us_of = map(attrgetter, Receipt.__struct_fields__)
+_number_of, _receipt_of, _as_tuple = attrgetter("number"), attrgetter("receipt"), msgspec.structs.astuple
 
 
 class Near(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
