@@ -215,7 +215,7 @@ class BatchedModel:
         except BaseException:
             _release_all(self._releases)
             raise
-        self._callers = Waking(self._loop, _note_nothing, before=_note_nothing, after=_note_nothing)
+        self._callers = Waking(self._loop, before=_note_nothing, after=_note_nothing)
         self._open, self._serves = True, self._loop
         return self
 
@@ -655,8 +655,8 @@ class BatchedModel:
                 request.future.set_exception(own)
 
 
-def _note_nothing(*_: object) -> None:
-    """Who waits for a batch's answers needs nothing but those."""
+def _note_nothing() -> None:
+    """Nothing is noted before and after the callers of a batch are called."""
 
 
 def _release_all(releases: list[Callable[[], None]]) -> None:
