@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import ray
 
 from cudnn_actor.actors.event_loop import running_loop
-from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.pool import MemberState
 from cudnn_actor.pool.membership import Membership
@@ -269,7 +269,8 @@ class RayPool(RayRequests):
                 for end in late:
                     end.cancel()
             if problem := await self._placed.remove_within(_END_S):
-                log.warning("ray.not_removed", service=self.name, problem=problem)
+                with speaking_for(self.name):
+                    log.warning("ray.not_removed", problem=problem)
         self._membership.happened(Stopped(child=None, reason=reason))
 
     def _why_given_up(self) -> str:
