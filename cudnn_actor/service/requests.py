@@ -155,7 +155,8 @@ class Requests:
                 mailbox.stop_waiting(again)
                 raise
         kind = type(message)
-        found = None if kind in mailbox.checks else check_message(self._state, message, INSTEAD)
+        checked_there = kind in mailbox.checks and not mailbox.forked
+        found = None if checked_there else check_message(self._state, message, INSTEAD)
         discard = self._state.discard if kind in (Allocate, DeployModel) else None
         return await ask(mailbox, message, timeout=timeout, discard=discard, found=found)
 
