@@ -223,12 +223,21 @@ async def _found(device: str, isolation: Isolation, mebibytes: int, seconds: flo
             before.update(least.before())
             behind.append(least.sleep)
         gb_per_s = await _measured(ways, values.nbytes, seconds, before, behind)
-    ratios = {
+    return {
+        "isolation": isolation,
+        "MiB": mebibytes,
+        "gb_per_s": gb_per_s,
+        "ratios": ratios_of(gb_per_s),
+    }
+
+
+def ratios_of(gb_per_s: dict[str, float]) -> dict[str, float]:
+    """Returns the ratios of `RATIOS` whose both ways were timed."""
+    return {
         name: round(gb_per_s[ours] / gb_per_s[theirs], 3)
         for name, (ours, theirs) in RATIOS.items()
-        if theirs in gb_per_s
+        if ours in gb_per_s and theirs in gb_per_s
     }
-    return {"isolation": isolation, "MiB": mebibytes, "gb_per_s": gb_per_s, "ratios": ratios}
 
 
 async def _stamped(device: str, mebibytes: int, folder: Path) -> dict[str, list[tuple[int, int]]]:

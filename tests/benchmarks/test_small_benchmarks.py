@@ -21,6 +21,7 @@ from benchmarks.placement import placements, sweep
 from benchmarks.recording import Row, attempted, keep
 from benchmarks.relayed import Relayed
 from benchmarks.stages import stages_of
+from benchmarks.uploads import ratios_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 
 from .running import measured
@@ -209,6 +210,10 @@ def test_uploads_are_timed_beside_the_least_design(tmp_path: Path) -> None:
     assert process["gb_per_s"].keys() == ours | {"floor", "floor, polls"}
     assert thread["gb_per_s"].keys() == ours
     assert min(process["gb_per_s"].values()) > 0
+
+
+def test_an_upload_is_compared_with_the_ways_that_were_timed() -> None:
+    assert ratios_of({"upload": 6.0, "pageable up": 8.0, "download": 5.0}) == {"up": 0.75}
 
 
 def test_requests_are_taken_apart_for_each_placement_on_cores(tmp_path: Path) -> None:
