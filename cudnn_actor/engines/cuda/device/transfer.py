@@ -40,8 +40,6 @@ PIECE_BYTES = 8 << 20
 _RING_BYTES = 4 * PIECE_BYTES
 _SMALL_BYTES = 16 << 10
 """Up to this size, permuting on the host is faster than launching a kernel."""
-_STAGED_BYTES = 64 << 10
-"""Up to this size, arrays pass through our staging memory; CUDA's is faster for larger ones."""
 
 
 Block = tuple[slice | EllipsisType, ...]
@@ -143,30 +141,12 @@ class Transfer:
             raise
 
     def _write_in_order(self, dst: Place, array: np.ndarray) -> None:
-        if self._is_staged_by_cuda(dst, array):
-            self._copy(dst.pointer, address_of(array), array.nbytes, TO_DEVICE)
-            self._stream.synchronize()  # memory that another library has pinned is read when the copy runs
-            return
         address = dst.pointer
         for block in blocks(array.shape, dst.spec.dtype.itemsize):
             piece = self._stage(array[block], dst)
             self._copy(address, piece.pointer, piece.bytes.nbytes, TO_DEVICE)
             self._hand_over(piece)
             address += piece.bytes.nbytes
-
-    def _is_staged_by_cuda(self, dst: Place, array: np.ndarray) -> bool:
-        """Whether CUDA itself copies an array, by way of pinned memory of its own.
-
-        That waits for the device, so it is done only while the stream has no other work. Beside other work,
-        arrays pass through the ring, which can be filled meanwhile.
-        """
-        return (
-            array.nbytes > _STAGED_BYTES
-            and array.dtype == dst.spec.dtype.numpy
-            and array.flags.c_contiguous
-            and not self.pinned.holds(array)
-            and bool(self._stream.done)
-        )
 
     def _write_permuted(self, dst: Place, array: np.ndarray) -> None:
         for block in blocks(array.shape, dst.spec.dtype.itemsize):
