@@ -181,6 +181,8 @@ class Catalog:
         try:
             return await task
         except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._end(task.result())  # it was loaded before the caller could go on, and nobody gets it
             if caller.cancelling() > cancelling:
                 raise
             raise _was_removed(entry) from None

@@ -281,3 +281,23 @@ async def test_a_caller_that_is_cancelled_cancels_its_load(tmp_path: Path) -> No
     assert ended.is_set()
     assert catalog.entry("square").state == "UNAVAILABLE"
     await catalog.close()
+
+
+async def test_a_caller_that_is_cancelled_as_its_load_ends_leaves_no_model(tmp_path: Path) -> None:
+    origin, made = Origin(put(tmp_path, 1) / "model.onnx", "1"), list[Served]()
+    async with spawn(device="cpu") as gpu:
+
+        async def load_origin(name: str, origin: Origin) -> Served:
+            served = await load(gpu, name, origin.path, origin.version, Settings(), if_possible=False)
+            made.append(served)
+            asyncio.get_running_loop().call_soon(caller.cancel)  # after this ends, before the caller knows
+            return served
+
+        catalog = Catalog(load_origin)
+        catalog.add("square", origin)
+        caller = asyncio.ensure_future(catalog.load("square"))
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await catalog.close()
+        with pytest.raises(InvalidRequest, match="closed"):
+            await made[0].run({"x": ROWS}, None)
