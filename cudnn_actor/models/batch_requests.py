@@ -21,8 +21,9 @@ Kinds = Hashable
 
 _KIND_OF = attrgetter("__class__", "dtype", "shape")
 _VIEW_OF = itemgetter(...)
-_NO_ARRAY = (AttributeError, TypeError)
-"""What `_KIND_OF` raises for most objects that are no arrays, or a dict if a kind cannot be its key."""
+_UNKNOWN = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, ReferenceError)
+"""What is raised for inputs of other names or another number, and by objects that are no arrays. (Not
+`Exception`: a signal handler may raise a `TimeoutError` here, which must reach the caller.)"""
 
 
 def kinds_of(inputs: Sequence[np.ndarray]) -> Kinds:
@@ -58,7 +59,7 @@ def comparison(
         try:
             arrays = arrays_of(inputs)
             fits = accepted.get(tuple(map(_KIND_OF, arrays)))
-        except (KeyError, *_NO_ARRAY):
+        except _UNKNOWN:
             return None
         return None if fits is None else (tuple(map(_VIEW_OF, arrays)), fits)
 
@@ -75,7 +76,7 @@ def _comparison_of_one(
         try:
             ((key, array),) = inputs.items()
             fits = known(_KIND_OF(array))
-        except (ValueError, *_NO_ARRAY):
+        except _UNKNOWN:
             return None
         return None if fits is None or key != name else ((array[...],), fits)
 

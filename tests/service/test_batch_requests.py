@@ -81,6 +81,23 @@ def test_another_input_is_checked_in_full(value: Any) -> None:
     assert comparison(["x", "y"], accepted(ROWS, ROWS))({"x": ROWS, "y": value}) is None
 
 
+@pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError, RuntimeError, ReferenceError])
+@pytest.mark.parametrize("field", ["dtype", "shape"])
+def test_an_object_that_fails_to_say_what_it_is_is_checked_in_full(field: str, error: type[Exception]) -> None:
+    """A closed dataset of HDF5 has no dtype any more, for example."""
+
+    class Closed:
+        dtype, shape = ROWS.dtype, ROWS.shape
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == field:
+                raise error
+            return super().__getattribute__(name)
+
+    assert comparison(["x"], accepted(ROWS))({"x": Closed()}) is None
+    assert comparison(["x", "y"], accepted(ROWS, ROWS))({"x": ROWS, "y": Closed()}) is None
+
+
 @pytest.mark.parametrize(
     "inputs", [{}, {"z": ROWS}, {"x": ROWS, "y": ROWS, "z": ROWS}, None, [ROWS], 7], ids=repr
 )
