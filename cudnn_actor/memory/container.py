@@ -81,11 +81,12 @@ def available(*, swapping: bool = False) -> int | None:
         lines = os.pread(descriptor, 4096, 0).decode().splitlines()
     finally:
         os.close(descriptor)
-    said = {
-        name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines) if rest
-    }
-    left = said.get("MemAvailable")
-    return left if left is None or not swapping else left + said.get("SwapFree", 0)
+    left = _kilobytes(lines, "MemAvailable:")
+    return left if left is None or not swapping else left + (_kilobytes(lines, "SwapFree:") or 0)
+
+
+def _kilobytes(lines: list[str], name: str) -> int | None:
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
 
 
 def _machine() -> int:
