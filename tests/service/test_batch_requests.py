@@ -83,7 +83,9 @@ def test_another_input_is_checked_in_full(value: Any) -> None:
 
 @pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError, RuntimeError, ReferenceError])
 @pytest.mark.parametrize("field", ["dtype", "shape"])
-def test_an_object_that_fails_to_say_what_it_is_is_checked_in_full(field: str, error: type[Exception]) -> None:
+def test_an_object_that_fails_to_say_what_it_is_is_checked_in_full(
+    field: str, error: type[Exception]
+) -> None:
     """A closed dataset of HDF5 has no dtype any more, for example."""
 
     class Closed:
