@@ -87,12 +87,13 @@ class ArenaRequests:
         self.wanted = None
 
     def note_refused(self, error: Exception) -> None:
-        """Fail the first waiting message, unless a smaller arena can be tried for it.
+        """Fail the first waiting message, unless a smaller arena, or one without the empty ones, can be tried
+        for it.
 
         The caller must then start the waiting ones again.
         """
         (arena, self.wanted), (imports, self.importing) = (self.wanted, None), (self.importing, False)
-        if self.waiting and (imports or not self._may_try_smaller(arena, error)):
+        if self.waiting and (imports or not self._may_try_again(arena, error)):
             envelope = self.waiting.popleft()
             if isinstance(error, OutOfMemory):  # it is about the arena, which is larger than the buffer
                 error = OutOfMemory(
@@ -106,10 +107,15 @@ class ArenaRequests:
                 )
             self._broker.fail(envelope, error)
 
-    def _may_try_smaller(self, arena: tuple[int, int] | None, error: Exception) -> bool:
+    def _may_try_again(self, arena: tuple[int, int] | None, error: Exception) -> bool:
         if arena is None or not isinstance(error, OutOfMemory):
             return False
-        return self._memory.try_smaller(arena[1], self.waiting[0].message.spec)
+        if self._memory.try_smaller(arena[1], self.waiting[0].message.spec):
+            return True
+        empty = self._memory.idle_arenas()
+        for number in empty:
+            self._drop(number)
+        return bool(empty)
 
     # Imports.
 

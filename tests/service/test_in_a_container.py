@@ -231,6 +231,39 @@ def test_where_no_large_arena_can_be_had_smaller_ones_are(isolation: str) -> Non
     assert re.findall("ulimit -.", no_file) == ["ulimit -f"]
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_an_empty_arena_makes_room_for_a_larger_one(isolation: str) -> None:
+    done = run(sys.executable, "-c", EMPTY, isolation, MALLOC_ARENA_MAX="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["it fits", "one more does not"]
+
+
+EMPTY = """
+import asyncio, os, resource, sys
+from cudnn_actor import OutOfMemory, spawn
+
+MIB = 1 << 20
+
+def bound(pid, more):
+    taken = int(open(f"/proc/{pid}/statm").read().split()[0]) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (taken + more, -1))
+
+async def main():
+    async with spawn(device="cpu", isolation=sys.argv[1]) as gpu:
+        await gpu.free(await gpu.empty((256 * MIB,), dtype="uint8"))  # its arena is kept
+        for pid in {os.getpid(), gpu.worker_pid or os.getpid()}:
+            bound(pid, 160 * MIB)
+        large = await gpu.empty((320 * MIB,), dtype="uint8")
+        print("it fits")
+        try:
+            await gpu.empty((320 * MIB,), dtype="uint8")
+        except OutOfMemory:
+            print("one more does not")
+
+asyncio.run(main())
+"""
+
+
 SMALL = """
 import asyncio, resource, sys
 import numpy as np
