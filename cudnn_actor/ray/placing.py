@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.actors.long_work import check_wanted, in_own_thread
 from cudnn_actor.ray.replica import Replica
 from cudnn_actor.ray.settings import Settings
 
@@ -60,10 +60,14 @@ class Placed:
 
 
 def place(settings: Settings) -> Placed:
-    """Let Ray start the replicas of a pool, each as soon as there is room for it."""
+    """Let Ray start the replicas of a pool, each as soon as there is room for it.
+
+    If nobody waits for this any more, it leaves no replica.
+    """
     group = placement_group([dict(settings.resources)] * settings.num_replicas, strategy=settings.spread)
     try:
         actors = tuple(_start(settings, group, number) for number in range(settings.num_replicas))
+        check_wanted()
     except BaseException:
         remove_placement_group(group)  # and with it the actors that were placed in it
         raise

@@ -292,16 +292,17 @@ class RayPool(RayRequests):
 async def _place_within(settings: Settings) -> Placed:
     """Let Ray start the replicas. Raises `StartFailed` if it has not answered within `ready_within_s`.
 
-    After a cancellation, no replica is left.
+    After an error or a cancellation, no replica is left, once Ray has answered.
     """
     placing = asyncio.ensure_future(in_own_thread(place, settings))
     try:
         await asyncio.wait({placing}, timeout=settings.ready_within_s)
     except asyncio.CancelledError:
         await asyncio.wait({placing}, timeout=_END_S)
-        if placing.done():
+        if not placing.done():
+            placing.cancel()
+        elif placing.exception() is None:
             await placing.result().remove_within(_END_S)
-        placing.cancel()
         raise
     if placing.done():
         return placing.result()

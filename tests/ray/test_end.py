@@ -135,3 +135,34 @@ async def test_a_cancelled_start_leaves_nothing(control: Cluster, monkeypatch: p
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert control.removed == ["placed", "actor", "actor", "group"]
+
+
+async def test_a_start_that_was_given_up_leaves_nothing_once_the_cluster_answers(control: Cluster) -> None:
+    control.answers.clear()
+    with pytest.raises(StartFailed, match=r"has not answered within 0\.01 s"):
+        await RayPool(num_replicas=REPLICAS, num_gpus=0, ready_within_s=0.01)
+    await asyncio.sleep(0)  # a turn in which its thread is told
+    (placing_thread,) = _blocked()
+    control.answers.set()
+    placing_thread.join(PATIENCE_S)
+    assert control.removed == ["placed", "group"]
+
+
+async def test_a_cancelled_start_that_fails_is_cancelled(
+    control: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "_END_S", float(PATIENCE_S))  # nothing else ends the wait
+    control.answers.clear()
+    control.error = ConnectionError("no control service")
+
+    async def start() -> RayPool:
+        return await RayPool(num_replicas=REPLICAS, num_gpus=0)
+
+    starting = asyncio.ensure_future(start())
+    while not _blocked():  # noqa: ASYNC110 - in a next turn
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.sleep(0)
+    control.answers.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
