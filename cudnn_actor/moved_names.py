@@ -57,14 +57,17 @@ HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 LATER = {"connect": "cudnn_actor.attached"}
-"""Each name of the top that is imported at its first use, with the package that has it."""
+"""Each name of the top that is imported at its first use, with the package that has it. That package is
+imported at its own first use, too: `cudnn_actor.attached` needs no import."""
 
 
 def find_name(name: str) -> Any:
-    """`__getattr__` of `cudnn_actor`: a name of `LATER`, or one that has moved, with a warning.
+    """`__getattr__` of `cudnn_actor`: a name of `LATER`, its package, or, with a warning, what has moved.
 
     The first use of a name blocks for the import of its package. Any other name raises `AttributeError`.
     """
+    if f"cudnn_actor.{name}" in LATER.values():
+        return importlib.import_module(f"cudnn_actor.{name}")
     if name in LATER:
         found = getattr(importlib.import_module(LATER[name]), name)
         setattr(sys.modules["cudnn_actor"], name, found)  # so Python finds it without this function

@@ -92,6 +92,25 @@ def test_the_top_has_no_name_that_has_moved() -> None:
     assert not set(dir(cudnn_actor)) & set(HOMES)
 
 
+USED_LATER = """
+import sys
+import cudnn_actor
+
+assert "cudnn_actor.attached" not in sys.modules and "connect" in dir(cudnn_actor)
+serve_socket = cudnn_actor.attached.serve_socket
+from cudnn_actor import *
+from cudnn_actor.attached import client, connect as own, serve_socket as same
+assert connect is own is cudnn_actor.connect and serve_socket is same
+"""
+
+
+def test_what_is_imported_at_its_first_use_needs_no_import() -> None:
+    """In a process of its own, which has imported only the top."""
+    command = [sys.executable, "-W", "error", "-c", USED_LATER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SNAPSHOT.parents[1])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_name_that_never_was_is_missing_as_everywhere() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Spwan' from 'cudnn_actor'"):
         exec("from cudnn_actor import Spwan")

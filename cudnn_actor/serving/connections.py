@@ -15,7 +15,8 @@ MOST_HEADERS = 64 << 10
 """The most bytes of a request's first line and headers."""
 _HEADERS_S = 30.0
 """Seconds within which the headers of a request must arrive: of the first one from the connection's start on,
-of a later one from its first bytes on. (Between requests, a connection may be silent for longer.)"""
+of a later one from its first bytes on. (Between requests, a connection may be silent for longer.) The rest of
+a body whose request was answered early has as much time."""
 
 
 class _OneWrite:
@@ -71,7 +72,7 @@ class BoundedConnection(H11Protocol):
         """Receive a part of a request."""
         super().data_received(data)
         if self._opening is None:
-            if self._is_between:  # and so the data are the first bytes of headers
+            if self._is_between:  # the data are the first bytes of headers, or of the rest of a body
                 self._wait_for_headers()
         elif not self._is_between:
             self._opening.cancel()

@@ -230,6 +230,29 @@ async def test_headers_that_do_not_end_close_their_connection(
         writer.close()
 
 
+async def test_the_rest_of_a_body_that_was_refused_has_as_much_time_as_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        most_body=MOST,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    head = b"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n"
+    async with serve(options) as server, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        writer.write(head % (2 * MOST))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413")
+        monkeypatch.setattr(connections, "_HEADERS_S", 0.01)
+        writer.write(b"{")  # the rest never comes
+        with contextlib.suppress(ConnectionError):  # it was closed before that
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+
 async def test_a_connection_may_be_silent_between_requests_and_while_one_is_under_way(tmp_path: Path) -> None:
     """For longer than headers may take: less than 60 s for a body, and than 75 s between requests."""
     options = ServerOptions(
