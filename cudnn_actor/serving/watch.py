@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Collection, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from cudnn_actor.actors.logs import Log
@@ -24,6 +26,7 @@ log = Log("cudnn_actor")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_NAME_OF = attrgetter("name")
 _MODEL = "model.onnx"
 _MOST_FILES = 10_000
 """How many files of a version are looked at."""
@@ -50,27 +53,38 @@ def _stamp(folder: Path) -> Stamp:
     such as editors make.
     """
     stamp = []
-    for path in itertools.islice(_files_in(folder), _MOST_FILES):
+    for file in itertools.islice(_files_in(folder), _MOST_FILES):
         with contextlib.suppress(OSError):  # it has gone since, or is a link to nothing
-            found = path.stat()
-            stamp.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+            found = file.stat()
+            stamp.append((os.fspath(file), found.st_ino, found.st_size, found.st_mtime_ns))
     return tuple(stamp)
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    """The files of a version: the model and its settings, then all files, also in folders within."""
+def _files_in(folder: Path) -> Iterator[Path | os.DirEntry[str]]:
+    """The files of a version: the model and its settings, then all files, also in folders within.
+
+    `os.scandir` takes less than half the time of `Path.iterdir`, and there may be thousands of files, each second.
+    """
     yield from (folder / _MODEL, folder / "model.toml")
-    folders, seen = [folder], {folder.resolve()}
+    whole = folder.resolve()
+    folders, seen = [os.fspath(folder)], {whole}
     for each in folders:
-        with contextlib.suppress(OSError):
-            for path in sorted(each.iterdir()):
-                if path.name.startswith("."):
+        with contextlib.suppress(OSError), os.scandir(each) as entries:
+            for entry in sorted(entries, key=_NAME_OF):
+                if entry.name.startswith("."):
                     continue
-                if not path.is_dir():
-                    yield path
-                elif (real := path.resolve()) not in seen and real.is_relative_to(folder.resolve()):
+                if not _is_folder(entry):
+                    yield entry
+                elif (real := Path(entry.path).resolve()) not in seen and real.is_relative_to(whole):
                     seen.add(real)
-                    folders.append(path)
+                    folders.append(entry.path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, for example
+        return False
 
 
 class Watch:

@@ -70,6 +70,7 @@ async def test_a_changed_file_of_weights_is_loaded(catalog: Catalog, tmp_path: P
     weights.parent.mkdir(parents=True)
     (place / "weights" / "again").symlink_to(weights.parent)  # folders in a circle, and a file that hides
     (place / "elsewhere").symlink_to(tmp_path)
+    (place / "to itself").symlink_to("to itself")  # before the folder of weights, in order
     scaled = model_of(
         [node("Mul", "x w", "y")],
         {"x": (FLOAT, ("N", 3))},
