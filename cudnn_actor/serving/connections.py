@@ -78,6 +78,12 @@ class BoundedConnection(H11Protocol):
             self._opening.cancel()
             self._opening = None
 
+    def on_response_complete(self) -> None:
+        """Go on with what has arrived behind the request that was answered."""
+        super().on_response_complete()
+        if self._opening is None and self._is_between and self.conn.trailing_data[0]:
+            self._wait_for_headers()
+
     @property
     def _is_between(self) -> bool:
         """Whether no request has begun since the last one was answered."""

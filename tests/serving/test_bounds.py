@@ -230,6 +230,26 @@ async def test_headers_that_do_not_end_close_their_connection(
         writer.close()
 
 
+async def test_headers_that_came_behind_another_request_have_no_more_time(tmp_path: Path) -> None:
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    head = b"GET /v2/health/live HTTP/1.1\r\nhost: here\r\n"
+    async with serve(options) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        async with asyncio.timeout(70):  # less than the 75 s between requests; of these, most pass at once
+            writer.write((head + b"\r\n") * 3 + head)
+            for _ in range(3):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await long_enough()
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
 async def test_the_rest_of_a_body_that_was_refused_has_as_much_time_as_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
