@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,10 +66,17 @@ def test_two_processes_import_each_test_of_a_folder_once() -> None:
     assert (first | second, first & second) == (names("plan_store"), set())
 
 
-def test_what_a_marker_leaves_out_is_not_imported_nor_what_is_no_test() -> None:
-    words = ("tests/support", "tests/plan_store/test_stored_plans.py::test_name", "tests/whole.py")
-    found = imported(0, "not gpu and not support", *words) | imported(1, "not gpu and not support", *words)
-    assert found <= {"tests.plan_store.test_stored_plans"}
+def test_what_a_marker_leaves_out_is_in_no_share_nor_what_is_no_test() -> None:
+    config: Any = SimpleNamespace(
+        args=["tests/support", "tests/plan_store/test_builders.py::test_name", "tests/whole.py"],
+        option=SimpleNamespace(markexpr="not gpu and not support"),
+        invocation_params=SimpleNamespace(dir=ROOT),
+    )
+    names_of_shares = []
+    for number in range(2):
+        config.workerinput = {"workerid": f"gw{number}", "workercount": 2}
+        names_of_shares += own_share(config)
+    assert names_of_shares == ["tests.plan_store.test_builders"]
 
 
 def test_what_cannot_be_imported_is_left_to_pytest() -> None:

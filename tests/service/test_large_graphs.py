@@ -20,7 +20,6 @@ COUNT = GraphLimits().operations
 
 
 @functools.cache
-@functools.cache
 def largest_graph() -> Graph:
     """It adds 1 as often as the limits allow."""
     g = GraphBuilder()
