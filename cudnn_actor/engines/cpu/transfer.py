@@ -34,6 +34,8 @@ _MOST_THREADS = 4
 memory."""
 _PART_BYTES = 2 << 20
 """The least that each thread copies. To start a thread takes as long as to copy a quarter of this."""
+_LARGE_BYTES = 2 * _PART_BYTES
+"""The least bytes of an array that several threads may copy."""
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
@@ -61,7 +63,8 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
     if array.dtype == dst.dtype:
-        threads = _threads_for(array.nbytes) if _are_flat(dst, array) else 1
+        large = array.nbytes >= _LARGE_BYTES and _are_flat(dst, array)
+        threads = _threads_for(array.nbytes) if large else 1
         if threads > 1:
             copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
         else:
@@ -90,7 +93,7 @@ def copy_parts(
 
     Returns whether this thread has copied all. If not, another may have failed in `note`.
     """
-    threads = 1 if src.nbytes < 2 * _PART_BYTES else _threads_for(src.nbytes)
+    threads = _threads_for(src.nbytes) if src.nbytes >= _LARGE_BYTES else 1
     if threads == 1:  # at once: a device waits for the first part
         for number, begin, end in parts:
             dst[begin:end] = src[begin:end]  # in fewer steps than `copyto`
@@ -107,7 +110,7 @@ def copy_parts(
 
 
 def _threads_for(nbytes: int) -> int:
-    """How many threads copy an array of this size."""
+    """How many threads copy a large array. It asks the kernel, which takes longer than a small copy."""
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, nbytes // _PART_BYTES))
 
 
