@@ -20,7 +20,7 @@ def largest(dtype: DType) -> float:
 def round_to(array: np.ndarray, dtype: DType) -> np.ndarray:
     """An array of floats in a floating-point dtype: finite numbers beyond its limits become its limits.
 
-    A model may mask scores with float32's least number, and multiply that with zeros. As -inf, it would make
+    A model may mask scores with float32's least number, and multiply that by zeros. As -inf, it would make
     them NaN.
     """
     if array.dtype == dtype.numpy:

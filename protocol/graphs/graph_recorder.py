@@ -224,7 +224,7 @@ class Recorder:
         parameter, lower, upper
             As in `Pointwise`.
         alphas
-            A factor for each operand, which it is multiplied with before: cuDNN's alpha1 and alpha2. Products
+            A factor for each operand, by which it is multiplied before: cuDNN's alpha1 and alpha2. Products
             of floats are not rounded in between.
         compute_dtype
             The type that is computed in, of floats: float32 or float64. None for the usual one: float32, or

@@ -314,7 +314,7 @@ class Attention(_Attention[T], tag=True):
         For the backward pass: the logarithm of the sum of the exponentials of a position's scores, float32
         (float64 where q is float64), dims (B, H, S, 1). -inf at a position that sees nothing.
     scale
-        What q @ k^T is multiplied with; None for 1 / sqrt(D).
+        The factor of q @ k^T; None for 1 / sqrt(D).
     causal
         Whether position i sees only the positions j ≤ i, both counted from the first.
     window_left, window_right

@@ -78,7 +78,7 @@ class RecurrentCell(enum.StrEnum):
     """A cell with gates r, z, n in this order: r and z are f(input + state), n = g(input + r * state), and
     h = (1 - z) * n + z * h"""
     GRU_RESET_FIRST = "gru_reset_first"
-    """`GRU`, but the state is multiplied with r before the product: n = g(input + rows of
+    """`GRU`, but the state is multiplied by r before the product: n = g(input + rows of
     (r * h) @ w.T + bias)"""
 
     @property
@@ -177,7 +177,7 @@ class RecurrentSteps(Operation[T], tag=True):
     activations
         The functions of each direction, one direction behind the other: one of `PLAIN`; of a GRU that of r
         and z, and that of n; of an LSTM that of i, f and o, that of g, and that of the cells. None given are
-        sigmoid for gates that others are multiplied with, and tanh.
+        sigmoid for gates that others are multiplied by, and tanh.
     clip
         What the gates' functions are taken of is bounded to -clip and clip; the cells are not. None for no
         bounds.

@@ -26,7 +26,7 @@ _Product = Callable[[Tensor, Tensor, int, int], Tensor]
 def unrolled_lstm(node: Node, g: GraphBuilder, product: _Product) -> Result:
     """The outputs of an LSTM node.
 
-    `product`: how its input and its states are multiplied with weights. Raises `Refused` after two steps if
+    `product`: how its input and its states are multiplied by weights. Raises `Refused` after two steps if
     all of them are too many operations.
     """
     return _Unrolled(node, g, product).run()

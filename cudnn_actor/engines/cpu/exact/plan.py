@@ -31,7 +31,7 @@ __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target", "View
 _MOST_BOUND_PARTS = 1 << 14
 """Plans with more parts bind them again in every run. A part that is kept takes about 1.3 KB."""
 _NARROW_BYTES = 8 << 10
-"""The least bytes of each array of a box. With shorter arrays, NumPy takes longer for the call than for the
+"""The fewest bytes of each array of a box. With shorter arrays, NumPy takes longer for the call than for the
 elements."""
 
 

@@ -51,8 +51,7 @@ def _record_draws(rows: int, keys: int, dropout: float, dtype: np.dtype[Any]) ->
 
 
 def drawing_bytes(extents: tuple[int, int, int], dropout: float, dtype: np.dtype[Any]) -> int:
-    """Bytes of scratch for the draws of a block, `extents`: its heads, rows and keys. None without
-    dropout."""
+    """Bytes of scratch for the draws of a block; 0 without dropout. `extents`: its heads, rows and keys."""
     heads, rows, keys = extents
     if not dropout:
         return 0

@@ -4,7 +4,7 @@ With weights p, dp = dy v^T and ds = p (dp - sum of dy y) of a row, these are
 
     dv = p^T dy,   dq = scale · ds k,   dk = scale · ds^T q,   dbias = ds.
 
-With dropout, dp and the p of dv are multiplied with the factors of the weights.
+With dropout, dp and the p of dv are multiplied by the factors of the weights.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ __all__ = ["Heads"]
 _MOST = 1 << 15
 """The most scores of a block: together with the values, they stay in a small L2 cache."""
 _ROWS, _KEYS = 64, 512
-"""The least rows and keys of a block, where there are as many: products of fewer are slow."""
+"""The fewest rows and keys of a block, where there are as many: products of fewer are slow."""
 _TASKS = 8
-"""The least calls that must remain where several heads are computed together in one call."""
+"""The fewest calls that there must be for several heads to be computed together in one call."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class Scores:
         return [block.keys for block in self._blocks]
 
     def begin(self) -> tuple[int, list[Block]]:
-        """Multiply the queries with the scale.
+        """Multiply the queries by the scale.
 
         Returns how many of the rows are no padding, and the blocks that have keys which are no padding. Both
         are read in each run.
@@ -191,8 +191,7 @@ class Scores:
         return None if self._drawing is None else self._drawing.factors(self._own["numbers"], block.keys)
 
     def drop(self, block: Block) -> None:
-        """Multiply the weights, which lie in the place of the block's scores, with their factors of
-        dropout."""
+        """Multiply the weights, which lie in the place of the block's scores, by their factors of dropout."""
         factors = self.factors(block)
         if factors is not None:
             np.multiply(block.matrix, factors, block.matrix)

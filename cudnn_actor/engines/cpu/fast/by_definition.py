@@ -54,7 +54,7 @@ _MOST_SCRATCH = 16 << 20
 _NS = 20
 """About how many nanoseconds an element takes."""
 _AS_THEY_ARE = ("float32", "float64", "int64", "uint64")
-"""The dtypes that definitions compute in. Operands of other dtypes are converted to another one first."""
+"""The dtypes that definitions compute in. Operands of other dtypes are converted to one of these first."""
 
 
 def by_definition(node: Node, specs: Specs) -> ByDefinition | None:

@@ -179,5 +179,5 @@ def _gradient_step(
 
 
 def _centred_product(x: Floats, mean: Floats, dy: Floats, into: Floats, select: Select) -> list[Call]:
-    """Calls that multiply dy with x less its mean."""
+    """Calls that multiply dy by x less its mean."""
     return [partial(np.subtract, select(x), select(mean), into), partial(np.multiply, into, dy, into)]

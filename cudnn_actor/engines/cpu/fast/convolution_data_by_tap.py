@@ -1,8 +1,8 @@
 """The gradient with respect to a convolution's input where filters are large: tap by tap.
 
 Columns of a block are products of all taps with all outputs that touch the block. With large filters, most
-of these belong to pixels outside of the block. Here each tap is multiplied only with the outputs that it
-leads to from the block. Along a dim that has far fewer outputs than taps, each output is multiplied with the
+of these belong to pixels outside of the block. Here each tap is multiplied only by the outputs that it
+leads to from the block. Along a dim that has far fewer outputs than taps, each output is multiplied by the
 taps that lead to it.
 """
 

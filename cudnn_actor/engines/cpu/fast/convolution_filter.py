@@ -31,7 +31,7 @@ from cudnn_actor.protocol.operations.convolution import split_groups
 __all__ = ["BackwardFilter"]
 
 _PIXELS = 1024
-"""The least pixels of a block: a product of fewer takes more time to add up than to compute."""
+"""The fewest pixels of a block: a product of fewer takes more time to add up than to compute."""
 _COLUMN_BYTES, _MOST_COLUMN_BYTES = 2 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
@@ -39,7 +39,7 @@ _MOST_BLOCKS = 10_000
 _GRADIENT = 16
 """The most bytes of a block's part of dy, as a multiple of the bytes of its columns."""
 _ENOUGH_PARTS = 6
-"""The least parts of the channels with one sum each. With fewer parts, each has several sums."""
+"""The fewest parts of the channels with one sum each. With fewer parts, each has several sums."""
 _SUMS_BYTES = 1 << 20
 """Bytes of all sums of a part."""
 

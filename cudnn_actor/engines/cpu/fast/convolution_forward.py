@@ -39,7 +39,7 @@ _COLUMN_BYTES = 1 << 19
 _MOST_COLUMN_BYTES = 4 << 20
 """The same for a block with few pixels, whose product reads the filter more than the columns."""
 _ENOUGH_BLOCKS = 6
-"""The least blocks of which each lane computes whole ones. With fewer blocks, lanes share each block."""
+"""The fewest blocks of which each lane computes whole ones. With fewer blocks, lanes share each block."""
 _LEAST_FILTERS = 64
 """Filters of a part of a product."""
 _LEAST_RUN = 16

@@ -54,7 +54,7 @@ def reshaped_view(array: Floats, dims: Dims) -> Floats | None:
 
 
 def has_dense_channels(array: Floats) -> bool:
-    """Whether images, (N, C, spatial), have several pixels of several channels, which lie without gaps."""
+    """Whether images, (N, C, spatial), have several pixels, and several channels side by side."""
     return array.shape[1] > 1 and array.strides[1] == array.itemsize and math.prod(array.shape[2:]) > 1
 
 

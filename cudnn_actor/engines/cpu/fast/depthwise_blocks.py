@@ -24,7 +24,7 @@ __all__ = ["DepthwiseBlocks", "einsum_call", "most_elements", "subscripts"]
 _BLOCK = 1 << 16
 """The most elements of a block of results."""
 _LEAST_BLOCK = 1 << 15
-"""The least elements of a block of results: a smaller block reads much that its neighbours read, too."""
+"""The fewest elements of a block of results: a smaller block reads much that its neighbours read, too."""
 _BLOCKS = 8
 """How many blocks a small tensor has."""
 _CHANNELS = 2048
@@ -62,8 +62,8 @@ class DepthwiseBlocks:
     ) -> Step:
         """The step that computes all blocks with a filter.
 
-        `block` returns the calls that compute a box with the filter in a lane's memory, which it is given,
-        too. `pixels`: how often the filter is repeated side by side.
+        `block` takes a box, the filter in a lane's memory, and the rest of that memory. It returns the calls
+        that compute the box. `pixels`: how often the filter is repeated side by side.
         """
         grid = [*boxes(self._dims, self._tile)]
         memories = [lane.fork() for lane in lanes[: len(grid)]]

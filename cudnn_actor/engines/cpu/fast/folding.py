@@ -33,7 +33,7 @@ _MOST = 1 << 15
 _RUN = 256
 """The most lines of a block, where elements of several lines are neighbours in memory."""
 _SHORT = 16
-"""The least neighbours that are copied faster than single elements."""
+"""The fewest neighbours that are copied faster than single elements."""
 _SEGMENTS = 8
 """The number of parts into which lines are cut, so that each lane has some, if there are fewer blocks of
 lines."""
@@ -118,7 +118,7 @@ class Folding:
         return [deal(numbered, len(lanes), segment), deal(cut.kept, len(lanes), join_segments)]
 
     def _lines(self, run: int) -> int:
-        """The most lines of a block. `run`: of how many lines elements are neighbours in memory."""
+        """The most lines of a block. `run`: how many lines have elements side by side in memory."""
         return max(1, _MOST // self.length, min(run, _RUN) if run >= _SHORT else 1)
 
     def _blocks(self, x: _Any) -> _Blocks:

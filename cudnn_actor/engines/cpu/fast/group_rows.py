@@ -39,7 +39,7 @@ columns, where the matrix has one row."""
 _BLOCK_BYTES = 4 << 20
 """Shifted copies and products of a block, at most."""
 _ENOUGH_BLOCKS, _WINDOWS, _LEAST_BLOCK_BYTES = 8, 4, 1 << 18
-"""The least blocks, so that each lane has one; and the least windows and bytes of a block."""
+"""The fewest blocks, so that each lane has one; and the fewest windows and bytes of a block."""
 
 
 class GroupRows(ShiftedRows):

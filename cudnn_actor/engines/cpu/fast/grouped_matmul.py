@@ -18,9 +18,9 @@ from cudnn_actor.protocol.operations.base import Specs
 __all__ = ["grouped_matmul", "grouped_matmul_backward_weights"]
 
 _COLUMNS = 128
-"""The least columns of a block."""
+"""The fewest columns of a block."""
 _BLOCKS = 16
-"""A product has at least this many blocks. With as many experts, each is a block, and columns are not cut."""
+"""A product is cut into at least this many blocks. With as many experts, each is a block."""
 
 
 def grouped_matmul(node: Node, specs: Specs) -> Kernel | None:

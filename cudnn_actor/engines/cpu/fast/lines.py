@@ -138,8 +138,7 @@ def lines(axes: Sequence[int], arrays: Sequence[Floats], numbers: Sequence[Float
 
 
 def joined_axes(array: Floats, axes: range) -> Floats | None:
-    """A view of the array with the dims `axes`, which are neighbours, as one dim; None if only a copy has
-    it."""
+    """A view of the array in which the neighbouring dims `axes` are one dim; None if that needs a copy."""
     if not _is_one(array, axes.start, axes.stop):
         return None
     return array.reshape(*array.shape[: axes.start], -1, *array.shape[axes.stop :])

@@ -133,7 +133,7 @@ def _product(block: _Block, lane: int) -> Call:
 
 
 def _of_one_matrix(product: _Block) -> _Block:
-    """The same product with a batch's rows below each other, if all are multiplied with one matrix."""
+    """The same product with a batch's rows below each other, if all are multiplied by one matrix."""
     a, b, y = product
     if math.prod(b.shape[:-2]) > 1 or y.ndim == 2 or a.shape[:-1] != y.shape[:-1]:
         return product

@@ -177,14 +177,14 @@ class FastPlan:
         for place in self.places:
             arrays[place.number] = np.ndarray(place.dims, place.dtype, workspace, place.offset, place.strides)
         scalars: list[npt.NDArray[Any]] = []
-        for given in self.repeated:
-            value = np.zeros((), given.dtype)
-            if given.value is None:
+        for one in self.repeated:
+            value = np.zeros((), one.dtype)
+            if one.value is None:
                 scalars.append(value)
             else:
                 with np.errstate(all="ignore"):
-                    value[...] = given.value
-            arrays[given.number] = np.broadcast_to(value, given.dims)
+                    value[...] = one.value
+            arrays[one.number] = np.broadcast_to(value, one.dims)
         for _, view in self.views:
             arrays[view.number] = _array_of_view(view, arrays[view.of])
         lanes = [

@@ -102,8 +102,8 @@ class Sizes(NamedTuple):
 def begin_states(
     sizes: Sizes, firsts: Mapping[str, Floats | None], dtype: npt.DTypeLike, lane: Scratch
 ) -> tuple[dict[str, Floats], list[Step]]:
-    """The states h and c of all directions, as far as `firsts` has them, and the steps that set their first
-    values: None for 0."""
+    """The states h and c of all directions, as far as `firsts` has them, and the steps that set them to these
+    values, or to 0 for None."""
     units = {"h": sizes.state, "c": sizes.hidden}
     states = {name: lane.keep((sizes.directions, sizes.batch, units[name]), dtype) for name in firsts}
     steps: list[Step] = [

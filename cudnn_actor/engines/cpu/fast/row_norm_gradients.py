@@ -109,7 +109,7 @@ def _row_gradients(dx: Floats, of: dict[str, Floats], axes: tuple[int, ...], scr
 
 
 def _normalised_product(of: Operands, dy: Floats, into: Floats, select: Select) -> list[Call]:
-    """Calls that multiply dy with the normalised elements."""
+    """Calls that multiply dy by the normalised elements."""
     x = select(of["x"])
     if "mean" in of:
         inverse = select(of["inverse_deviation"])

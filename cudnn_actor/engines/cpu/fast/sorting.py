@@ -170,7 +170,7 @@ class _Block:
         if chunk == size:
             yield partial(np.add, wanted, starts(self._rows), wanted)
             yield from self._take(elements.reshape(-1), wanted)
-        else:  # of one row, in which places are multiplied with how far elements lie apart
+        else:  # of one row, in which places are multiplied by how far elements lie apart
             step = self._x.strides[-1] // self._x.itemsize
             yield partial(np.multiply, wanted, step, out=wanted)
             line = np.lib.stride_tricks.as_strided(self._x, ((size - 1) * step + 1,), (self._x.itemsize,))

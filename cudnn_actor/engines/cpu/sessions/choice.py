@@ -24,7 +24,7 @@ Sessions = Literal["never", "where it pays", "wherever it can"]
 """The graphs that ONNX Runtime runs, if it has all of their operations."""
 _MANY_OPERATIONS = 16
 _MANY_MULTIPLICATIONS = 1 << 20
-"""The operations or the multiplications from which on a session pays. A graph of that size takes NumPy a
+"""The fewest operations, or multiplications, for which a session pays. A graph of that size takes NumPy a
 tenth of a millisecond: 5 us for each operation. A session takes some milliseconds to be made, and each of its
 runs some 10 us beside its work."""
 

@@ -366,8 +366,8 @@ extern "C" __global__ void reference({arguments}) {{
 """
 
 
-def _of_each_dim(statements: Callable[[int], str]) -> str:
-    """C statements for each spatial dim, one after the other."""
+def _statements_of_dims(statements: Callable[[int], str]) -> str:
+    """The C statements of all spatial dims, one after the other."""
     return " ".join(map(statements, range(3)))
 
 
@@ -375,7 +375,7 @@ _BODIES: dict[type, tuple[str, str]] = {
     ConvolutionForward: (
         "y",
         f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
-        {_of_each_dim(lambda n: covered_place(f"p{n}", f"i{n + 2}", f"t{n}", n, f"x{n + 2}"))}
+        {_statements_of_dims(lambda n: covered_place(f"p{n}", f"i{n + 2}", f"t{n}", n, f"x{n + 2}"))}
         const I channel = i1 / y_channels * x_channels, a_step = s_01, b_step = s_11;
         const I a = {_offset(0, ("i0", "channel", "p0", "p1", "p2"))};
         const I b = {_offset(1, ("i1", "0", "t0", "t1", "t2"))};
@@ -385,7 +385,7 @@ _BODIES: dict[type, tuple[str, str]] = {
         "x",
         f"""{split_all("left", [("t2", "w4"), ("t1", "w3"), ("t0", "w2")])}
         const I k = i1 / x_channels * y_channels, a_step = s_01, b_step = s_10;
-        {_of_each_dim(lambda n: covering_window(f"q{n}", f"i{n + 2}", f"t{n}", n, f"y{n + 2}"))}
+        {_statements_of_dims(lambda n: covering_window(f"q{n}", f"i{n + 2}", f"t{n}", n, f"y{n + 2}"))}
         const I a = {_offset(0, ("i0", "k", "q0", "q1", "q2"))};
         const I b = {_offset(1, ("k", "i1 % x_channels", "t0", "t1", "t2"))};
         for (I l = lane % lanes; l < length; l += lanes) sum += (double){{a}} * (double){{b}};""",

@@ -183,6 +183,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         """Whether offsets need 64 bits, also those of columns in the padding, from which a thread counts."""
         conv = self.conv
         rows, columns = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
+        # The dims of the first operand, with all columns from which a thread counts.
         if self.of is Pass.DATA:
             first = (*self.y[:3], max(self.y[3], -(-self.x[3] // conv.stride[1])))
         else:

@@ -356,7 +356,7 @@ def _places_of_part(kernel: Depthwise) -> Iterator[str]:
     """Yields the head of a thread's C loop over the places of its part, with the reads of their gradients."""
     (packs, groups), tile, across = kernel.block, kernel.tile, kernel.lines[1]
     beside, vector, step = -(-kernel.w[2] // tile.rows), tile.vector, kernel.strides[1][3]
-    yield f"""    __shared__ float shared[{_sums_of_thread(kernel) * packs * groups}];
+    yield f"""    __shared__ float shared[{_sums_per_thread(kernel) * packs * groups}];
     const int pack = threadIdx.x, group = threadIdx.y;
     unsigned strip = blockIdx.y;
     {division("r0", "strip", str(beside), tile.rows, "int")}
@@ -393,7 +393,7 @@ def _products_of_place(kernel: Depthwise, n: int) -> Iterator[str]:
             const E* line = in0 + {place};"""
     yield from _row(kernel, offsets)
     for t in range(tile.columns):
-        # A value beside the last column may be infinite, so it is left out instead of multiplied with 0.
+        # A value beside the last column may be infinite, so it is left out instead of multiplied by 0.
         yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
         for s in range(across.taps):
             offset = across.offset(t, s)
@@ -403,7 +403,7 @@ def _products_of_place(kernel: Depthwise, n: int) -> Iterator[str]:
     yield "            } }"
 
 
-def _sums_of_thread(kernel: Depthwise) -> int:
+def _sums_per_thread(kernel: Depthwise) -> int:
     """The number of sums of a thread."""
     return kernel.tile.rows * kernel.w[3] * kernel.tile.vector
 
@@ -411,7 +411,7 @@ def _sums_of_thread(kernel: Depthwise) -> int:
 def _sums_of_block(kernel: Depthwise) -> str:
     """The statements that add up the sums of a block's threads, and store them as the block's part."""
     (packs, groups), vector, (down, across) = kernel.block, kernel.tile.vector, kernel.lines
-    threads, sums = packs * groups, _sums_of_thread(kernel)
+    threads, sums = packs * groups, _sums_per_thread(kernel)
     tap = number_of(("r", "s"), (across.taps,))
     return f"""    #pragma unroll
     for (int i = 0; i < {sums}; ++i)

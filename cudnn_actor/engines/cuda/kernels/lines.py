@@ -42,7 +42,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["Form", "Lines", "Threads", "beginning", "lines_of", "stored_value", "value_of"]
 
 _LONG = 1 << 13
-"""The least elements of a line that has larger blocks, if there are few lines."""
+"""The fewest elements of a line that has larger blocks, if there are few lines."""
 _FEW_LINES = 2 * MULTIPROCESSORS
 _ENOUGH_BLOCKS, _LEAST_PACKS = 4 * MULTIPROCESSORS, 4
 """Lines are cut into parts if there are fewer blocks than this, four for each multiprocessor of an H200. A

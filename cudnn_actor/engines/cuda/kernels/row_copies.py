@@ -40,7 +40,7 @@ _UNIT = 4
 """The bytes of a unit of small elements. A thread reads units of 16 bytes in all before it stores any."""
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
-"""The least rows of a copy: with fewer, finding out where a column comes from takes most of the time."""
+"""The fewest rows of a copy: with fewer, finding out where a column comes from takes most of the time."""
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ __all__ = ["Tiled", "describe_tiled", "tiled_source"]
 _WARPS = THREADS // WARP
 _WORD = 4
 _LEAST = 16
-"""The least elements along both axes for which a tile is worth it, even if they do not fill it."""
+"""The fewest elements along both axes for which a tile is worth it, even if they do not fill it."""
 
 
 class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
@@ -354,7 +354,7 @@ def _lane_places(lanes: int, beside: int, each: int) -> tuple[str, str]:
     """The C expressions of where step `s` of a warp is in a tile, down and across, for each of its lanes.
 
     `lanes`: the lanes that lie side by side; the others lie below. `beside`: the steps that lie side by side.
-    `each`: the elements across that a lane has.
+    `each`: the elements across that a lane has. A tile that is written column by column has both exchanged.
     """
     down = f"s / {beside} * {WARP // lanes} + lane / {lanes}"
     return down, f"(s % {beside} * {lanes} + lane % {lanes}) * {each}"

@@ -13,7 +13,7 @@ __all__ = ["adaptive_loop", "covered_place", "covering_window"]
 
 
 def covered_place(name: str, window: str, tap: str, n: int, size: str) -> str:
-    """C statements that define `name`, the place of a window's tap along dim `n`. None is in the padding.
+    """C statements that define `name`, the place of a window's tap along dim `n`. They skip the padding.
 
     `size`: the C expression of the number of places.
     """

@@ -35,7 +35,7 @@ numbers, and 4.6 with rows of 768.
 _LONGEST_ROWS = 512
 """The longest rows of the product's operands: longer ones gain nothing (ViT), or lose a tenth (BERT)."""
 _LEAST_BYTES = 8 << 20
-"""The least bytes of the tensor between the halves, where rows are no longer than `_LONGEST_ROWS`."""
+"""The fewest bytes of the tensor between the halves, where rows are no longer than `_LONGEST_ROWS`."""
 _SMALL = range(256 << 10, 5 << 20)
 """Elements of a small product that is split if its rows are no shorter than `_SHORTEST_ROWS`.
 

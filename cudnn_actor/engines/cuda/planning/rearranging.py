@@ -75,11 +75,11 @@ _VECTOR = 8
 _LONGEST_STRIDE = 8
 """The longest stride that the tensor memory accelerator takes."""
 _LEAST_BYTES = 1 << 20
-"""The least bytes of x for a convolution with nothing behind it: copies take launches."""
+"""The fewest bytes of x for a convolution with nothing behind it: copies take launches."""
 _MOST_RESULTS = 1 << 20
 """The most elements of the result of a 1x1 convolution with as many filters as channels that is a product."""
 _LEAST_FLOAT32 = 3 << 20
-"""The least elements of a float32 result of a 1x1 convolution that is a product."""
+"""The fewest elements of a float32 result of a 1x1 convolution that is a product."""
 
 
 class Copy(NamedTuple):

@@ -26,7 +26,7 @@ __all__ = ["compile_widened", "is_widened"]
 
 _CHANNELS = 8
 _LEAST_BYTES = 1 << 20
-"""The least bytes of the copy of x for a convolution alone: the copies take two launches."""
+"""The fewest bytes of the copy of x for a convolution alone: the copies take two launches."""
 
 
 def is_widened(graph: OperationGraph) -> bool:
