@@ -291,7 +291,7 @@ class BatchedModel:
         CudnnActorError
             The run has failed for another reason.
         """
-        # The same as `_accept`, inlined: this is in the way of each sample.
+        # The same as `_accept`, inlined: each sample comes this way.
         loop: Any = running_loop_or_none()
         if loop is not self._serves:  # None is not, either
             raise self._misuse()

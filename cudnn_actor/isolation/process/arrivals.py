@@ -130,7 +130,7 @@ class Arrival:
         barrier()
         self._words[number] = 1
 
-    def noting(self) -> Callable[[int], None]:
+    def quick_note(self) -> Callable[[int], None]:
         """A function that does what `note` does, in fewer steps, for one thread at a time."""
         fence, words = threading.Lock(), self._words
         fence.acquire()

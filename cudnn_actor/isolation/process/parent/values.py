@@ -233,7 +233,7 @@ class Values:
         nbytes = block.nbytes - NOTE_BYTES
         arrival = Arrival(self.staging.memory(block.segment), block.offset + nbytes)
         arrival.forget_answer()
-        return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, arrival.noting(), {})
+        return PieceNotes(self.staging.array(block, (nbytes,), np.uint8), arrival, arrival.quick_note(), {})
 
     def _fill(self, request: WorkerRequest, block: Block, spec: TensorSpec, data: np.ndarray) -> Staged:
         """Copy an array to a block, now or behind its request. Returns where it is for the worker."""
