@@ -11,7 +11,8 @@ import pytest
 
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Tile
+from cudnn_actor.engines.cuda.kernels.axes import extent
+from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Pass, Tile
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.kernel import Pointer
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
@@ -155,14 +156,22 @@ def test_tiles_follow_the_channels_and_the_places() -> None:
     assert [kernels_of(graph)[0][0].wide for graph in wide] == [True, False]
 
 
-@pytest.mark.parametrize("name", ["forward padding", "filter padding"])
-def test_offsets_of_columns_in_the_padding_are_counted_too(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("forward padding", (1 << 30) - (1 << 20)),
+        ("filter padding", (1 << 30) - (1 << 20)),
+        ("data asymmetric", 1 << 27),
+    ],
+)
+def test_offsets_of_columns_from_which_a_thread_counts_have_room(name: str, step: int) -> None:
     ((kernel, _), *_) = kernels_of(GRAPHS[name])
     (*others, _), *rest = kernel.strides
-    # x has two columns. Their distance fits into 32 bits, and that of the first one and the last padding not.
-    far = msgspec.structs.replace(kernel, strides=((*others, (1 << 30) - (1 << 20)), *rest))
+    dims = kernel.y if kernel.of is Pass.DATA else kernel.x
+    # The columns that are read are near enough for 32 bits. Others, from which a thread counts, are not.
+    assert extent(dims, (*others, step)) < 1 << 30
     assert not kernel.wide
-    assert far.wide
+    assert msgspec.structs.replace(kernel, strides=((*others, step), *rest)).wide
 
 
 def test_neighbouring_channels_are_read_at_once_only_where_memory_is_aligned() -> None:
