@@ -187,6 +187,21 @@ def test_nan_is_found_in_elements_and_not_between_them(dtype: DType, nan: float)
         assert findings.read() == (False, there)
 
 
+@pytest.mark.parametrize(
+    ("place", "strayed"), [(-4096, True), (-1, True), (0, False), (1999, False), (2000, True), (6095, True)]
+)
+def test_a_byte_that_has_changed_before_or_behind_a_tensor_is_found(place: int, strayed: bool) -> None:
+    """`place` is counted from the tensor's first byte. It has 2000."""
+    pool = CUPY.cuda.MemoryPool()
+    tensor = GraphTensor(uid=0, dims=(1000,), strides=(1,), dtype=DType.FLOAT16)
+    checked, findings = CheckedTensor(pool, tensor, 0), Findings(pool)
+    checked.check(findings)
+    assert findings.read() == (False, False)
+    ctypes.c_ubyte.from_address(checked.pointer + place).value ^= 1
+    checked.check(findings)
+    assert findings.read() == (strayed, False)
+
+
 @pytest.mark.parametrize("place", [0, 1, 1000, 1998, 1999])
 def test_a_byte_that_has_changed_changes_the_checksum(place: int) -> None:
     tensor = GraphTensor(uid=0, dims=(1000,), strides=(1,), dtype=DType.FLOAT16)
