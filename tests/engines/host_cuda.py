@@ -213,6 +213,8 @@ PREAMBLE = (
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)')
 _YIELDS = re.compile(r"__syncthreads|_sync\(")
 """Where a thread waits for others. The threads of a kernel without it need no coroutines."""
+_SHARED = re.compile(r"extern __shared__ (\w+ \w+)\[\];")
+"""Shared memory whose size a launch gives. Here it has room for 16,384 elements."""
 _OPTIONS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 _CHECKED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 """An access at an address that is no multiple of its size ends the process, as it ends a device's context."""
@@ -310,7 +312,7 @@ def compile_together(sources: Iterable[str]) -> None:
 
 def _wrapped(number: int, source: str) -> str:
     """A source in a namespace of its own, with a function that runs each of its kernels."""
-    source = source.replace(DEVICE_PREAMBLE, PREAMBLE)
+    source = _SHARED.sub(r"__shared__ \1[16384];", source.replace(DEVICE_PREAMBLE, PREAMBLE))
     with_others = str(_YIELDS.search(source) is not None).lower()
     launches = []
     for name, parameters in _KERNEL.findall(source):
