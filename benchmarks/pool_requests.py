@@ -203,9 +203,8 @@ async def measured(args: argparse.Namespace) -> list[Row]:
                 rounds[name].append(await one_round(asks, callers, args.requests))
         rows = list[Row]()
         for name, found in rounds.items():
-            await counted(
-                all_ways[name], callers, callers
-            )  # since Python 3.12, the first trace lacks instructions
+            # Since Python 3.12, the first trace lacks instructions.
+            await counted(all_ways[name], callers, callers)
             by_function = await counted(all_ways[name], callers, args.counted)
             for function, number in by_function.most_common(args.functions):
                 print(f"{name}: {number / args.counted:.1f} instructions in {function}")

@@ -129,8 +129,7 @@ async def _http(app: Any, at: Listening) -> AsyncIterator[int]:
         server_header=False,
         date_header=False,
         h11_max_incomplete_event_size=MOST_HEADERS,
-        limit_concurrency=at.most_connections
-        + 1,  # uvicorn refuses at this number, and counts the refused one
+        limit_concurrency=at.most_connections + 1,  # uvicorn counts the one that it refuses
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         ssl_certfile=at.certificate,

@@ -1,7 +1,7 @@
 """Grouped products on tensor cores, compiled for the host and run, with functions in place of instructions.
 
-The functions do what the PTX ISA says of `ldmatrix`, of `mma.m16n8k16` and of `cp.async`, lane by lane. Copies
-end when they start, so a kernel that waits for too few of them is found on a GPU alone.
+The functions do what the PTX ISA says of `ldmatrix`, of `mma.m16n8k16` and of `cp.async`, lane by lane.
+Copies end when they start, so a kernel that waits for too few of them is found on a GPU alone.
 """
 
 from __future__ import annotations
