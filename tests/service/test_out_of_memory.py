@@ -110,9 +110,8 @@ async def test_a_buffer_is_bound_by_the_memory_that_is_available() -> None:
     if available() != available(swapping=True):
         pytest.skip("the machine may swap, so it may have room for as many bytes as it has")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    nbytes = (
-        machine // (2 * MIB) * (2 * MIB)
-    )  # whole steps of an arena: some of it is in use, by this process
+    # Whole steps of an arena. Some of it is in use, by this process.
+    nbytes = machine // (2 * MIB) * (2 * MIB)
     async with spawn(device="cpu", memory_limit=1 << 60) as gpu:
         with pytest.raises(OutOfMemory, match="the system has no more, and at most") as caught:
             await gpu.empty(floats(nbytes))
