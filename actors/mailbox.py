@@ -98,7 +98,7 @@ class Mailbox:
         """Each is called when the answer to the only message in work is near, on the event loop that sends,
         if a single one does. Only a mailbox whose messages another process answers calls them."""
         self.if_cancelled: Callable[[asyncio.Future[Any]], object] | None = None
-        """What `withdraw_if_cancelled` has returned; None before that."""
+        """The callback that `withdraw_if_cancelled` has returned; None before that."""
         self.forked = False
         """Whether this process was forked from the one that made the mailbox: nobody reads it here."""
         forks.watch(self)

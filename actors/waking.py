@@ -136,7 +136,7 @@ class Waking:
 
 
 def _calls(waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> _Woken:
-    """What calls those who wait, each in its context, with the future that each waits for."""
+    """The iterators that call those who wait, each in its context with its future: see `_Woken`."""
     left = iter(owners)
     calls: Iterator[object] = map(_run, map(_second, waiting), map(_first, waiting), left)
     return calls, left

@@ -58,7 +58,7 @@ class BoundedConnection(H11Protocol):
     lost = False
     """Whether the connection has ended."""
     _opening: asyncio.TimerHandle | None = None
-    """What closes the connection if the headers for which it waits do not arrive."""
+    """The timer that closes the connection if the headers for which it waits do not arrive."""
     on_lost: Callable[[], object] | None = None
     """This is called when the connection ends."""
 
