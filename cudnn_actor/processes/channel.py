@@ -208,6 +208,8 @@ class Channel:
         data = out[0][0]
         try:
             self._push(data, ())
+        except BlockingIOError:
+            return self.flush()
         except OSError as error:
             if is_of_a_handler(error):
                 raise
