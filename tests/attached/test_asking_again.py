@@ -282,6 +282,36 @@ async def test_what_a_finalizer_sends_while_another_message_is_sent_costs_neithe
         gc.enable()
 
 
+async def test_what_a_finalizer_asks_while_callers_are_woken_is_sent(rig: Rig) -> None:
+    """Wherever an object is made for a frame: also where the interpreter has no tuple to use again."""
+    answers: list[asyncio.Future[Receipt]] = []
+    thresholds, link = gc.get_threshold(), service_behind(rig.client).state.mailbox
+
+    def send() -> None:
+        answers.append(rig.client.submit(rig.total))
+
+    gc.disable()
+    try:
+        taken: list[tuple[int, ...]] = []
+        for after in range(12):
+            send()
+            send()
+            link._begin_waking()
+            _Cycle(send)
+            taken += [(each, each, each, -each) for each in range(3000)]
+            gc.set_threshold(gc.get_count()[0] + after, 1000, 1000)
+            gc.enable()
+            link._flush()
+            gc.disable()
+            link._end_waking()
+            gc.collect()
+            assert [type(each) for each in await asyncio.gather(*answers)] == [Receipt] * 3
+            answers.clear()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+
+
 async def test_what_a_finalizer_sends_while_a_frame_is_sent_goes_behind_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

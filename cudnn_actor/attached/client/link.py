@@ -368,7 +368,10 @@ class Link(Mailbox):
 
     def _send_unsent(self) -> None:
         fresh: list[Request | int] = []
-        first, requests, last, frame = self._told + 1, self._unsent, self._last, None
+        frame: Requests | None = None
+        # One step with the next assignment: more names at once would be a tuple, and making it may run a
+        # finalizer, whose request would be counted and not sent.
+        first, requests, last = self._told + 1, self._unsent, self._last
         try:
             self._unsent, self._unsent_bytes, self._told = fresh, 0, last
             if len(requests) == last - first + 1:
