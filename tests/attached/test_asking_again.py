@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnActorError, CudnnRef, Receipt, ServiceStopped, StaleBufferError, connect
+from cudnn_actor.actors import submit
 from cudnn_actor.actors.waking import Waking
 from cudnn_actor.attached import ServedSocket, serve_socket
 from cudnn_actor.attached.client import kept_messages
 from cudnn_actor.attached.server.received import Received
-from cudnn_actor.attached.wire import ForgetMessages, Request, Requests
+from cudnn_actor.attached.wire import ExportBuffer, ForgetMessages, Request, Requests
+from cudnn_actor.broker.service_state import Export
 from cudnn_actor.messages import ConvFwd, Download, Fill
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.messages.codec import encode_message
@@ -331,6 +333,26 @@ async def test_what_a_finalizer_sends_while_a_frame_is_sent_goes_behind_it(
     assert not finalizers
     inner, outer = await asyncio.gather(*answers)
     assert outer.request_id < inner.request_id
+
+
+async def test_what_a_finalizer_sends_while_a_buffer_is_moved_goes_behind_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[asyncio.Future[Receipt]] = []
+    send = Channel.send
+
+    def finalizing(channel: Channel, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        if isinstance(frame, ExportBuffer):
+            answers.append(rig.client.submit(rig.product))
+        send(channel, frame, descriptors)
+
+    link = service_behind(rig.client).state.mailbox
+    monkeypatch.setattr(Channel, "send", finalizing)
+    moved = submit(link, Export(buffer=rig.product.x))
+    (answer,) = answers
+    await asyncio.wait([moved])
+    assert not isinstance(moved.exception(), ServiceStopped)
+    assert isinstance(await answer, Receipt)
 
 
 async def test_if_an_answer_cannot_be_taken_nobody_waits_for_ever(

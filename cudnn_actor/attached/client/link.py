@@ -146,7 +146,8 @@ class Link(Mailbox):
         self.on_refusal = self._delivery.tell_not_run
         self._scheduled = self._ended = False
         self._flushes = False
-        """Whether a frame of requests is being made or sent. Meanwhile, no other frame is sent."""
+        """Whether a frame of requests, or one that moves a buffer, is being made or sent. Meanwhile, no other
+        frame is sent."""
         self._gathered = 0
         self._awaiting = Awaiting(self._loop, channel.fileno(), self._readable)
         self._loop.add_reader(channel.fileno(), self._readable)
@@ -430,9 +431,13 @@ class Link(Mailbox):
         """Send a request that is a frame of its own, after all earlier requests. Raises `OSError`."""
         while self._last != self._told and not self._ended:  # a finalizer may send messages meanwhile
             self._flush()
-        sent.number = self._last = self._told = self._last + 1
-        self._send(*move_frame(sent.number, message, envelope.timeout_s))
-        self._sent[sent.number] = sent
+        self._flushes = True
+        try:
+            sent.number = self._last = self._told = self._last + 1
+            self._send(*move_frame(sent.number, message, envelope.timeout_s))
+            self._sent[sent.number] = sent
+        finally:
+            self._flushes = False
 
     def _put_by(self, sent: Sent, request: Request, cached: CachedMessage | None) -> None:
         """Let a request that is ready wait for the next frame. It gets its number here.
