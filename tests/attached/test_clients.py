@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -314,3 +315,35 @@ async def test_a_withdrawn_request_and_a_deadline(client: CudnnRef, gpu: CudnnRe
     await client.drain()
     await client.drain()
     assert (await gpu.statistics()).live_buffers == 1
+
+
+async def test_a_client_without_room_for_an_answer_tells_its_caller_once(
+    client: CudnnRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, told = service_behind(client).state.mailbox, list[object]()
+
+    class Observer:
+        def sent(self, _: object) -> None:
+            """Nothing to add."""
+
+        def answered(self, *what: object) -> None:
+            told.append(what[2])
+
+        def not_run(self, *_: object) -> None:
+            """Nothing to note."""
+
+    def no_room(nbytes: int) -> None:
+        raise OutOfMemory(requested=nbytes, in_use=0, limit=0)
+
+    src = await client.upload(np.zeros(1 << 20, np.uint8))
+    await client.drain()
+    monkeypatch.setattr(link._outcomes, "make_room", lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(link.staging, "take", no_room)
+        link.observer = Observer()
+        with pytest.raises(OutOfMemory):
+            await client.download(src)
+        await client.drain()
+    assert [type(error) for error in told] == [OutOfMemory, NoneType]
+    assert link._bridge.awaited == 0
+    assert np.array_equal(await client.download(src), np.zeros(1 << 20, np.uint8))

@@ -158,6 +158,9 @@ class Delivery:
             return
         envelope.elsewhere = None
         value, error = self._outcomes.of(sent, answer)
+        if sent.is_answered:
+            self._sent.pop(sent.number, None)
+            return
         if envelope.timed_out:  # it was answered before the server knew of the timeout
             started = type(answer) is not Dropped and not isinstance(error, StaleBufferError)
             if isinstance(error, DeadlineExceeded):
@@ -184,7 +187,9 @@ class Delivery:
         try:
             sent.room = self._staging.take(nbytes)
         except CudnnActorError as error:
-            self.reply(sent.envelope, None, error)
+            if not sent.is_answered:
+                self.reply(sent.envelope, None, error)
+                sent.is_answered = True  # last: if a signal handler raises, the end of the connection is told
             self._send(Room(sent.number, None, 0))
             return
         self._send(Room(sent.number, place_of(sent.room), sent.room.nbytes))
@@ -253,7 +258,8 @@ class Delivery:
         for number, waiting in left.items():
             sent = waiting if isinstance(waiting, Sent) else self._with_envelope(number, waiting)
             sent.envelope.elsewhere = None
-            self.reply(sent.envelope, None, ActorStopped(reason=reason, interrupted=True))
+            if not sent.is_answered:
+                self.reply(sent.envelope, None, ActorStopped(reason=reason, interrupted=True))
 
     def _with_envelope(self, number: int, future: asyncio.Future[Any]) -> Sent:
         """A request of `ask_again` as one with an envelope, for an answer that is no receipt."""

@@ -35,7 +35,7 @@ _STEP = 64
 class Sent:
     """A request that was sent: its envelope, its message, and the client's memory that it uses."""
 
-    __slots__ = ("blocks", "envelope", "link", "number", "room")
+    __slots__ = ("blocks", "envelope", "is_answered", "link", "number", "room")
 
     def __init__(self, link: Link, envelope: Envelope) -> None:
         self.link, self.number, self.envelope = link, 0, envelope
@@ -44,6 +44,8 @@ class Sent:
         """The blocks of memory in which the message's arrays lie."""
         self.room: Block | None = None
         """The block of memory to which the arrays of the answer may be written."""
+        self.is_answered = False
+        """Whether the caller was told that there is no room for the answer, which comes all the same."""
 
     def withdraw(self) -> bool | None:
         """Withdraw the request: see `actors.envelope.Elsewhere`. The server knows whether it has started."""
