@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 from collections.abc import AsyncIterator, Callable
@@ -295,18 +296,22 @@ async def test_what_a_finalizer_asks_while_callers_are_woken_is_sent(rig: Rig) -
     gc.disable()
     try:
         taken: list[tuple[int, ...]] = []
-        for after in range(12):
+
+        def woken(after: int, _: object) -> None:
             send()
             send()
-            link._begin_waking()
             _Cycle(send)
-            taken += [(each, each, each, -each) for each in range(3000)]
+            taken.extend((each, each, each, -each) for each in range(3000))
             gc.set_threshold(gc.get_count()[0] + after, 1000, 1000)
             gc.enable()
-            link._flush()
+            link.turn()
             gc.disable()
-            link._end_waking()
             gc.collect()
+
+        for after in range(12):
+            woken_ones = [rig.client.submit(rig.product) for _ in range(3)]
+            woken_ones[1].add_done_callback(functools.partial(woken, after))
+            await asyncio.gather(*woken_ones)
             assert [type(each) for each in await asyncio.gather(*answers)] == [Receipt] * 3
             answers.clear()
     finally:

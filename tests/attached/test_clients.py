@@ -28,7 +28,9 @@ from cudnn_actor import (
     connect,
     spawn,
 )
+from cudnn_actor.actors import LoopBridge
 from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.attached.client.sent import Outcomes
 from cudnn_actor.messages import Download, Upload
 from cudnn_actor.operations import MaxPool, Window
 
@@ -337,7 +339,7 @@ async def test_a_client_without_room_for_an_answer_tells_its_caller_once(
 
     src = await client.upload(np.zeros(1 << 20, np.uint8))
     await client.drain()
-    monkeypatch.setattr(link._outcomes, "make_room", lambda *_: None)
+    monkeypatch.setattr(Outcomes, "make_room", lambda *_: None)
     with monkeypatch.context() as patched:
         patched.setattr(link.staging, "take", no_room)
         link.observer = Observer()
@@ -345,5 +347,5 @@ async def test_a_client_without_room_for_an_answer_tells_its_caller_once(
             await client.download(src)
         await client.drain()
     assert [type(error) for error in told] == [OutOfMemory, NoneType]
-    assert link._bridge.awaited == 0
+    assert LoopBridge.of_running_loop().awaited == 0
     assert np.array_equal(await client.download(src), np.zeros(1 << 20, np.uint8))

@@ -52,3 +52,16 @@ def test_a_long_frame_takes_few_readings_and_a_short_one_little_memory(
     here.fetch()
     assert here.read_size == SHORT
     assert here.drained
+
+
+def test_a_frame_that_finds_the_socket_full_waits_for_room(ends: tuple[Channel, Channel]) -> None:
+    """On the main thread, too, where other errors may be a signal handler's."""
+    there, here = ends
+    while not there.backed_up:
+        there.send(KnowGraph("x", b"short"))
+    assert not there.flush_only()
+    while here.fetch():
+        here.frames.clear()
+    assert there.flush_only()
+    here.fetch()
+    assert list(here.frames) == [KnowGraph("x", b"short")]

@@ -4,7 +4,6 @@ of the loop."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -392,28 +391,6 @@ async def test_a_worker_is_woken_up_before_the_request_if_it_may_be_asleep(
         monkeypatch.setattr(straight_upload, "PROMPT_S", PATIENCE_S)
         await gpu.write(ref, numbers(3))
         assert sent == [1], "it was woken just now, or is not idle"
-
-
-async def test_an_upload_whose_frame_finds_a_full_socket_is_sent_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On the main thread, too, where other errors may be a signal handler's."""
-    async with on_many_cores(monkeypatch, waits_s=0.0) as (gpu, _):
-        ref = await buffer(gpu)
-        mailbox: Any = service_behind(gpu).state.mailbox
-        channel, sending = mailbox.channel, mailbox.channel._send
-        tries: list[int] = []
-
-        def send(*arguments: Any) -> int:
-            tries.append(len(arguments[0]))
-            if len(tries) < 3:
-                raise BlockingIOError(errno.EAGAIN, "full")
-            return int(sending(*arguments))
-
-        monkeypatch.setattr(channel, "_send", send)
-        assert isinstance(await gpu.ask(Upload(dst=ref, data=numbers(1))), Receipt)
-        assert len(tries) >= 3
-        np.testing.assert_array_equal(await gpu.download(ref), numbers(1))
 
 
 def test_the_last_part_of_a_short_array_is_small() -> None:
