@@ -103,6 +103,7 @@ async def test_an_answer_is_there_before_its_frame(monkeypatch: pytest.MonkeyPat
             assert isinstance(answer_here(gpu.ask(Upload(dst=ref, data=numbers(seed)))), Receipt)
             points.let_go("told")
             np.testing.assert_array_equal(await gpu.download(ref), numbers(seed))
+            await quiet(gpu)
         (uploads,) = [each for each in gpu.metrics().requests if each.operation == "Upload"]
         assert (uploads.finished, uploads.uploaded_bytes) == (3, 3 * numbers(0).nbytes)
         assert gpu.generation == 1
