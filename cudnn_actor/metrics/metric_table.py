@@ -57,7 +57,7 @@ class Family(NamedTuple):
 
     @property
     def exposed_name(self) -> str:
-        """The name that Prometheus has it by."""
+        """The name under which Prometheus's client exposes it, which adds `_total` to counters."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
 
 

@@ -12,8 +12,10 @@ ANSWER_S = 250e-6
 """The most seconds for which an event loop stays awake for an answer that is near. The worker says so some
 100 us before the answer."""
 PROMPT_S = 500e-6
-"""Seconds for which a worker, or a server's loop, looks for the next request. A caller that sends it as soon
-as it has the last answer takes less, also if it copies 1 MiB for it first."""
+"""Seconds for which a worker (`Inbox`) and the loop of an attached server (`nearness`) look for the next
+request. A caller that sends it as soon as it has the last answer takes less, also if it copies 1 MiB for it
+first. By this number, the parent of a worker knows for how long it is awake (`straight_upload`). Runs that
+take no longer on the device are also awaited without sleep (`Runner.awake_s`)."""
 
 _MANY = 4
 """With this many cores, one thread may keep a core busy: the other cores are enough for the other process and

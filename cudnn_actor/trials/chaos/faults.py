@@ -1,9 +1,10 @@
 """The kinds of faults of the chaos harness: what each does to a service, and where it is possible.
 
-A new fault has all of its lines here: a `FaultKind`; how it is carried out, by a signal (`KILLS`, `HANGS`) or
-by a fault plan inside the service (`RULES`); what callers or events see of it (`ERRORS`, `CAUSES`); and when
-it is not possible (`possible_faults`). `strikes` decides when a fault comes. `cudnn_actor.supervision` has
-`Fault`, the faults that a plan can inject into any service.
+A new fault of a service has its lines here: a `FaultKind`; how it is carried out, by a signal (`KILLS`,
+`HANGS`) or by a fault plan inside the service (`RULES`); what callers or events see of it (`ERRORS`,
+`CAUSES`); and when it is not possible (`possible_faults`). `strikes` decides when a fault comes and how often
+each kind does, and `attached` kills clients and servers. `cudnn_actor.supervision` has `Fault`, the faults
+that a plan can inject into any service.
 """
 
 from __future__ import annotations

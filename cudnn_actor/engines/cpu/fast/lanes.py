@@ -1,8 +1,8 @@
 """Threads that run the calls of a step side by side: one team for all services of a process.
 
-How many lanes a step has is decided when its kernel is bound, by the time that it takes: see
-`kernels.lanes_worth`. Here, a step of one call runs on the caller's thread, and so does every step while
-another service has the team.
+How many lanes a step has is decided when its kernel is bound, by the time that it takes: for most kernels in
+`kernels.lanes_worth`, and for convolutions in `convolution.make`. Here, a step of one call runs on the
+caller's thread, and so does every step while another service has the team.
 
 What is shared: the calls of one step, which write disjoint memory. Only who holds the
 team's lock gives it calls: each member at most one call of a step, through a queue of

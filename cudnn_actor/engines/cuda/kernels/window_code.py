@@ -1,8 +1,10 @@
 """The C++ of windows: which places of an input a window covers, and which windows cover a place.
 
-A kernel that uses it defines for each spatial dim `n` the numbers of `ConvSpec`: `pre{n}`, `stride{n}` and
-`dilation{n}`. A tap is an index of an element within a window. The statements of a dim end a turn of the loop
-that they stand in, by `continue`, if its tap leads out of the tensor.
+The kernels of pooling and the self-check's reference of convolutions use it. For each spatial dim `n` they
+define the numbers of `ConvSpec`: `pre{n}`, `stride{n}` and `dilation{n}`; and they define the type of indices
+`I`, which must hold `window * stride + tap * dilation` also in the padding (`operations.pooling` has the
+bound). A tap is an index of an element within a window. The statements of a dim end a turn of the loop that
+they stand in, by `continue`, if its tap leads out of the tensor.
 
 An adaptive window has no such numbers: its ends follow from the sizes of both tensors.
 """

@@ -3,14 +3,15 @@ idle worker in one step.
 
 It is for a request that an event loop's task sends and awaits, while nothing waits and nothing is in flight.
 The request is sent first, and the array is copied behind it, part by part (`late_copies`). Then the device
-has the values some 30 us later. If nothing else in the loop is ready, this thread waits for the answer right
+has the values some 40 us later. If nothing else in the loop is ready, this thread waits for the answer right
 here, for `_HERE_S` at most, and completes the request in another step: so the caller goes on without a turn
 of the loop.
 
 As on the other straight path (`straight_path`), everything before a step changes only caches and the piece
 of staging memory that is to be filled. If anything does not fit, the request or its answer takes the other
 paths. If a signal handler raises between the two steps, the monitor's turn goes on: it sends the request,
-makes the copy, and completes the answer.
+makes the copy, and completes the answer. If the worker ends before it has answered, the request is sent again
+to the next one, as others are (`crash`): its values lie in staging memory still.
 """
 
 from __future__ import annotations
