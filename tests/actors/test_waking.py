@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import dis
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -223,19 +224,24 @@ def places_of(code: CodeType) -> frozenset[int]:
     )
 
 
+@functools.cache
+def places() -> dict[CodeType, frozenset[int]]:
+    """Of each function of `actors.waking`. Looked for among all objects: once, and not for each handler."""
+    return {code: places_of(code) for code in functions_in("/actors/waking.py")}
+
+
 class Handler:
     """A signal handler that runs at one place of `actors.waking`, if there are so many."""
 
     def __init__(self, at: int, act: Callable[[], object]) -> None:
         self._left, self._act, self.has_run = at, act, False
-        self._places = {code: places_of(code) for code in functions_in("/actors/waking.py")}
 
     def armed(self) -> AbstractContextManager[None]:
         """Have it run in the block."""
-        return instructions(self._places, self._hear)
+        return instructions(places(), self._hear)
 
     def _hear(self, code: CodeType, offset: int) -> None:
-        if offset in self._places[code]:
+        if offset in places()[code]:
             self._left -= 1
             if self._left == 0:
                 self.has_run = True

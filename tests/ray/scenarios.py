@@ -480,7 +480,8 @@ async def a_request_is_measured_beside_a_call_of_an_empty_actor(cluster: Any) ->
     rows = await measured(rounds=1, count=2, isolation="thread")
     assert [row["rows"] for row in rows] == [32, 1024]
     for row in rows:
-        assert row["ratio"] == pytest.approx(row["pool"] / (row["actor"] + row["in process"]), abs=0.01)
+        wanted = row["pool"] / (row["actor"] + row["in process"])  # of rounded times, so it differs a little
+        assert row["ratio"] == pytest.approx(wanted, rel=0.01, abs=0.01)
 
 
 class Lane(NamedTuple):
