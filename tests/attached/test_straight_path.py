@@ -327,15 +327,15 @@ async def test_a_deadline_that_passes_before_a_request_begins_is_told_so(rig: Ri
 
 
 async def test_a_client_that_ends_withdraws_its_request(rig: Rig) -> None:
+    client = await connect(rig.served.path)
+    trio = await Trio.on(client)
+    await client.ask(trio.product())
+    await client.ask(trio.product())
     visits = rig.points.visits("execute")
-    async with connect(rig.served.path) as client:
-        trio = await Trio.on(client)
-        await client.ask(trio.product())
-        await client.ask(trio.product())
-        visits = rig.points.visits("execute")
-        pid = freeze(rig.gpu)
-        future = client.submit(trio.product())
-        await rig.until_sent()
+    pid = freeze(rig.gpu)
+    future = client.submit(trio.product())
+    await rig.until_sent()
+    await client.aclose(drain_s=0.0)
     assert isinstance(await outcome(future), ServiceStopped)
     while len(sessions_of(rig.served)) > 1:  # noqa: ASYNC110 - as above
         await asyncio.sleep(0)
