@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cuda.library.libcublaslt import Epilogue
+from cudnn_actor.engines.cuda.library.libcublaslt import ALGORITHM_BYTES, Epilogue, Preference
+from cudnn_actor.engines.cuda.operations import cublaslt
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.product_halves import halves_of, is_split_by_default
@@ -283,6 +286,51 @@ def test_an_overwritten_operand_must_not_be_read_later() -> None:
 
     assert product_of(overwriting("c")) is not None
     assert product_of(overwriting("a")) is None
+
+
+class Description:
+    """In the place of a descriptor of cuBLASLt's: it keeps what it is told, and is its own pointer."""
+
+    def __init__(self, kind: str, *_: int) -> None:
+        self.kind, self.said = kind, dict[int, int]()
+        self.pointer = self
+
+    def set(self, attribute: int, value: Any) -> None:
+        self.said[attribute] = value.value
+
+
+NOT_SPLIT, IN_PLACE, COMPUTE_TYPE, OUTPUT_TYPE = 0, 1, 2, 4
+"""cublasLtReductionScheme_t: how the parts of a split sum are added up."""
+
+
+class Heuristics:
+    """In the place of cuBLASLt's library: it has an algorithm for each reduction that it may use.
+
+    It follows the header: without a mask, all reductions may be used.
+    """
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *given: Any) -> None:  # noqa: N802 - the library's name
+        limits, most, found, count = given[-4:]
+        assert limits.kind == "MatmulPreference"
+        mask = limits.said.get(Preference.REDUCTION_SCHEME_MASK, IN_PLACE | COMPUTE_TYPE | OUTPUT_TYPE)
+        schemes = [each for each in (IN_PLACE, OUTPUT_TYPE, COMPUTE_TYPE, NOT_SPLIT) if each & mask == each]
+        for number, scheme in enumerate(schemes[:most]):
+            found._obj[number].algorithm[0] = scheme
+        count._obj.value = len(schemes[:most])
+
+
+def test_sums_are_split_only_into_parts_of_the_type_that_is_computed_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parts of the result's type would be rounded before they are added up."""
+    handle = SimpleNamespace(library=Heuristics(), pointer=None)
+    monkeypatch.setattr(cublaslt, "thread_lt_handle", lambda: handle)
+    monkeypatch.setattr(cublaslt, "Described", Description)
+    found = product_of(PRODUCTS["all"])
+    assert found is not None
+    algorithms = [each.algorithm for each in found.product.with_algorithms(1 << 20, 8)]
+    assert [each[0] for each in algorithms] == [COMPUTE_TYPE, NOT_SPLIT]
+    assert {len(each) for each in algorithms} == {ALGORITHM_BYTES}
 
 
 def step() -> ProductStep:
