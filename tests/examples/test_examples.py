@@ -151,3 +151,30 @@ def test_two_processes_use_one_service() -> None:
     output = run(str(EXAMPLES / "two_processes.py"))
     assert "the user got (1, 8, 30, 30), each value 27" in output
     assert "has 0 buffers left" in output
+
+
+def test_what_is_cancelled_before_it_starts_never_runs_and_leaves_no_buffer() -> None:
+    output = run(str(EXAMPLES / "cancellation.py"))
+    [(cancelled, unrun, withdrawn)] = re.findall(
+        r"cancelled: (\d+); never ran: (\d+); withdrawn: (\d+)\n", output
+    )
+    assert 0 < int(unrun) <= int(cancelled) < 64
+    assert unrun == withdrawn
+    assert "late: had started: False; may be sent again: True" in output
+    assert "task cancelled: True; buffers left: 0" in output
+
+
+def test_a_model_is_changed_under_its_clients_and_no_run_fails() -> None:
+    output = run(str(EXAMPLES / "hot_swap.py"))
+    assert output.splitlines()[:3] == ["loaded: 1 2", "written: 10 20", "replaced: 3 4"]
+    clients = re.findall(r"a client got (.*)", output)
+    assert len(clients) == 8
+    assert set(clients) <= {"1 2, then 10 20, then 3 4", "1 2, then 3 4"}  # in order, none mixed
+
+
+def test_a_model_that_is_flooded_refuses_and_a_third_one_finds_room_when_one_is_closed() -> None:
+    output = run(str(EXAMPLES / "several_models.py"))
+    [answered] = numbers(r"left: (\d+) answered, and the next refused at once; right: answered", output)
+    assert 32 <= answered < 500
+    assert "no room for a third; may be sent again: True" in output
+    assert output.count("28 MiB of weights, y 256\n") == 2
