@@ -33,7 +33,7 @@ print([client.get(path).status_code for path in ("/livez", "/readyz")])
 def in_batches(server: str) -> str:
     """Flask's program with the lines that the page gives for batches."""
     page = (ROOT / "docs/web-servers.md").read_text()
-    [lines] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    _, lines = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)  # the first is FastAPI's
     for old, new in (
         ("import atexit\n", "import atexit\nimport contextlib\n"),
         ('gpu = spawn(device="auto", on_give_up="exit")\n', lines),

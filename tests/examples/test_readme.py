@@ -108,6 +108,33 @@ def test_bad_input_is_refused_by_the_readme_s_server_beside_a_handler_of_our_own
     assert re.search(SHOWN["server"], printed(server + OWN_HANDLER + CLIENT, tmp_path))
 
 
+PROBE = """
+import asyncio
+import httpx
+
+async def probe():
+    async with app.router.lifespan_context(app):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            for path in ("/livez", "/readyz"):
+                answer = await http.get(path)
+                print(answer.status_code, answer.json())
+        await app.state.gpu.aclose()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            print([(await http.get(path)).status_code for path in ("/livez", "/readyz")])
+
+asyncio.run(probe())
+"""
+
+
+def test_the_probes_of_the_page_fit_the_readme_s_server(served_files: Path, tmp_path: Path) -> None:
+    shutil.copytree(served_files, tmp_path, symlinks=True, dirs_exist_ok=True)
+    page = (README.parent / "docs/web-servers.md").read_text(encoding="utf-8")
+    probes, _ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)  # the second is Flask's
+    server = dict(zip(SHOWN, programs(README), strict=True))["server"]
+    shown = printed(server + probes + PROBE, tmp_path)
+    assert shown.splitlines() == ["200 {'alive': True}", "200 {'ready': True}", "[503, 503]"]
+
+
 def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> None:
     onnx.save(image_model(), tmp_path / "model.onnx")
     [program] = programs(README.parent / "docs" / "onnx.md")
