@@ -11,7 +11,6 @@ import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, DeadlineExceeded, spawn
 
-REQUESTS = 64
 DIMS = (1, 16, 128, 128)
 
 
@@ -20,7 +19,7 @@ async def main() -> None:
     async with spawn(device="auto", isolation="process") as gpu, gpu.scope() as scope:
         x = await scope.upload(np.ones(DIMS, np.float32))
         w = await scope.upload(np.ones((16, 16, 3, 3), np.float32))
-        outputs = [await scope.upload(np.zeros(DIMS, np.float32)) for _ in range(REQUESTS)]
+        outputs = [await scope.upload(np.zeros(DIMS, np.float32)) for _ in range(64)]
         requests = [ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2, pad=1)) for y in outputs]
 
         futures = [gpu.submit(request) for request in requests]
@@ -39,8 +38,9 @@ async def main() -> None:
         await asyncio.gather(*futures)  # nobody else is disturbed
 
         before = (await gpu.statistics()).live_buffers
-        task = asyncio.create_task(work(gpu))
-        await asyncio.sleep(0)  # the task begins
+        begun = asyncio.Event()
+        task = asyncio.create_task(work(gpu, begun))
+        await begun.wait()
         task.cancel()
         await asyncio.wait([task])
         await gpu.drain()
@@ -48,11 +48,12 @@ async def main() -> None:
         print(f"task cancelled: {task.cancelled()}; buffers left: {left}")
 
 
-async def work(gpu: CudnnRef) -> None:
-    """Work that nobody would clean up after, if the scope did not."""
+async def work(gpu: CudnnRef, begun: asyncio.Event) -> None:
+    """Work whose buffers the scope frees, whenever it is cancelled."""
     async with gpu.scope() as scope:
         while True:
             await scope.upload(np.ones(DIMS, np.float32))
+            begun.set()
 
 
 if __name__ == "__main__":
