@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.serving.failures import NotOffered, Refused
+from cudnn_actor.serving.failures import NotOffered, Refused, TooLarge
 from cudnn_actor.serving.requests import Place
 from cudnn_actor.serving.tensors import NAMES, array_of_bytes, bytes_of, nbytes_of
 
@@ -102,13 +102,19 @@ class SharedMemory:
         return [self._region(name)] if name else list(self._regions.values())
 
     def read(self, place: Place, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-        """A copy of the tensor at a place. Raises `Refused`."""
+        """A copy of the tensor at a place. Raises `Refused`, and `TooLarge` if there is no memory for it."""
         wanted = nbytes_of(dtype, shape)
         if place.nbytes != wanted:
             problem = f"a place in region {place.region[:100]!r} has {place.nbytes:,} bytes"
             raise Refused(problem=problem, fix=f"{NAMES[dtype]} of shape {list(shape)} has {wanted:,}")
-        data = np.empty(wanted, np.uint8).data
-        self._move(place, data, os.preadv)
+        with self._moving:
+            region = self._region_around(place, wanted)  # before so much memory is allocated
+            try:
+                data = np.empty(wanted, np.uint8).data
+            except MemoryError:  # a file in shared memory may be longer than all memory
+                problem = f"there is no memory for the {wanted:,} bytes of a place"
+                raise TooLarge(problem=problem, fix="send fewer at a time") from None
+            self._move(region, place, data, os.preadv)
         return array_of_bytes(place.region, dtype, shape, data)
 
     def write(self, place: Place, array: np.ndarray) -> None:
@@ -116,7 +122,8 @@ class SharedMemory:
         if array.nbytes > place.nbytes:
             problem = f"a place in region {place.region[:100]!r} has {place.nbytes:,} bytes"
             raise Refused(problem=problem, fix=f"the output has {array.nbytes:,}")
-        self._move(place, bytes_of(array), _within)
+        with self._moving:
+            self._move(self._region_around(place, place.nbytes), place, bytes_of(array), _within)
 
     def close(self) -> None:
         """Forget all regions."""
@@ -128,20 +135,20 @@ class SharedMemory:
             raise Refused(problem=problem, fix="register it first")
         return self._regions[name]
 
-    def _move(
-        self, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
-    ) -> None:
-        """Read or write all of `data` at a place, by `move`. A client may shorten the region at any time."""
-        with self._moving:
-            self._move_in(self._region(place.region), place, data, move)
-
-    @staticmethod
-    def _move_in(
-        region: Region, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
-    ) -> None:
-        if place.offset + max(place.nbytes, data.nbytes) > region.nbytes:
+    def _region_around(self, place: Place, nbytes: int) -> Region:
+        """The region that has so many bytes at a place. Raises `Refused` if it is not registered, or ends
+        before."""
+        region = self._region(place.region)
+        if place.offset + nbytes > region.nbytes:
             problem = f"a place ends behind its region {place.region[:100]!r}, of {region.nbytes:,} bytes"
             raise Refused(problem=problem, fix="register more of the shared memory")
+        return region
+
+    @staticmethod
+    def _move(
+        region: Region, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
+    ) -> None:
+        """Read or write all of `data` at a place, by `move`. A client may shorten the region at any time."""
         done = 0
         while done < data.nbytes:
             moved = move(region.descriptor, [data[done:]], region.offset + place.offset + done)

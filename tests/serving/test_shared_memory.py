@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.serving.failures import NotOffered, Refused
+from cudnn_actor.serving.failures import NotOffered, Refused, TooLarge
 from cudnn_actor.serving.regions import Region, SharedMemory
 from cudnn_actor.serving.requests import Place
 
@@ -100,6 +100,21 @@ def test_places_outside_of_a_region_are_refused(regions: SharedMemory, path: Pat
         regions.write(Place("a", 0, 8), ROW)
     with pytest.raises(Refused, match="registered already"):
         regions.register("a", path.name, 0, 8)
+
+
+def test_a_place_that_no_memory_could_hold_is_refused(regions: SharedMemory, path: Path) -> None:
+    nbytes = 1 << 50  # more than a process can address
+    place = Place("a", 0, nbytes)
+    with pytest.raises(Refused, match="not registered"):
+        regions.read(place, DType.INT8, (nbytes,))
+    regions.register("a", path.name, 0, 64)
+    with pytest.raises(Refused, match="ends behind its region"):
+        regions.read(place, DType.INT8, (nbytes,))
+    regions.unregister("a")
+    os.truncate(path, nbytes)  # of a file with holes, only what was written takes memory
+    regions.register("a", path.name, 0, nbytes)
+    with pytest.raises(TooLarge, match="no memory"):
+        regions.read(place, DType.INT8, (nbytes,))
 
 
 def test_a_file_that_becomes_shorter_ends_a_request_and_not_the_server(
