@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..patience import PATIENCE_S
 
-__all__ = ["BODY", "HEAD", "Damage", "damage", "exchanged"]
+__all__ = ["BODY", "HEAD", "PIECES", "Damage", "damage", "descriptors", "exchanged", "resident_bytes"]
 
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}'
 HEAD = b"POST /v2/models/square/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
