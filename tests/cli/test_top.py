@@ -12,12 +12,15 @@ import json
 import os
 import pty
 import re
+import shlex
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +216,45 @@ def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnServi
         process.kill()
         process.wait()
         os.close(ours)
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux")
+def test_it_runs_under_tmux(service: CudnnService, server: Server, tmp_path: Path) -> None:
+    """It draws on the screen of a terminal, and Ctrl-C gives the screen back."""
+    server.body = scraped(service)
+    environment = {**os.environ, "SHELL": "/bin/sh"}
+    for name in ("TMUX", "COLUMNS", "LINES"):
+        environment.pop(name, None)
+
+    def tmux(*words: str) -> str:
+        command = ["tmux", "-f", os.devnull, "-S", str(tmp_path / "tmux"), *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=PATIENCE_S, env=environment
+        )
+        return done.stdout
+
+    def screen_with(words: str) -> str:
+        by = time.monotonic() + PATIENCE_S
+        while words not in (screen := tmux("capture-pane", "-p")):
+            assert "ended with" not in screen, screen
+            assert time.monotonic() < by, screen
+        return screen
+
+    top = shlex.join([sys.executable, "-m", "cudnn_actor.cli", "top", server.url, "--interval", "0.1"])
+    shell = f"trap : INT; {top}; echo ended with $?; read line"  # Ctrl-C is for the shell, too
+    with handling_ctrl_c():
+        tmux("new-session", "-d", "-x", "100", "-y", "30", shell)
+    try:
+        screen = screen_with("topped on cpu: ready")
+        assert "Ping" in screen
+        assert max(map(len, screen.splitlines())) <= 100
+        assert tmux("display-message", "-p", "#{alternate_on}") == "1\n"
+        tmux("send-keys", "C-c")
+        assert screen_with("ended with").split("\n", 1)[0].endswith("ended with 130")
+        assert tmux("display-message", "-p", "#{alternate_on}") == "0\n"
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended, which an assertion says
+            tmux("kill-server")
 
 
 class Interrupted:
