@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -139,6 +141,53 @@ async def test_model_toml_says_how_batches_are_formed(catalog: Catalog, tmp_path
         "preferred_batch_size": [1, 4],
         "max_queue_delay_microseconds": 500,
     }
+
+
+async def test_model_toml_says_in_which_dtype_a_model_computes(catalog: Catalog, tmp_path: Path) -> None:
+    weights = np.float32(1.01) * np.eye(3, dtype=np.float32)
+    narrow = weights.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert (np.diag(weights) != np.diag(narrow)).all()
+    dims = (FLOAT, ("N", 3))
+    model = model_of([node("MatMul", "x w", "y")], {"x": dims}, {"y": dims}, {"w": weights})
+    watch = Watch(catalog, tmp_path)
+    for version, text, expected in ((1, "", weights), (2, 'dtype = "bfloat16"\n', narrow)):
+        place = put(tmp_path, version)
+        onnx.save(model, place / "model.onnx")
+        (place / "model.toml").write_text(text)
+        await watch.look(at_once=True)
+        _, served = catalog.find("square", str(version))
+        np.testing.assert_array_equal(
+            (await served.run({"x": np.eye(3, dtype=np.float32)}, None))["y"], expected
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["[dims]\nN = 2\nL = [3, 5]\n", "[batch]\nsizes = [2]\n[dims]\nL = [3, 5]\n"]
+)
+async def test_model_toml_says_which_dims_are_warmed(text: str, catalog: Catalog, tmp_path: Path) -> None:
+    place = put(tmp_path, 1)
+    dims = ("N", "L")
+    model = model_of([node("Mul", "x x", "y")], {"x": (FLOAT, dims)}, {"y": (FLOAT, dims)})
+    onnx.save(model, place / "model.onnx")
+    (place / "model.toml").write_text(text)
+    await Watch(catalog, tmp_path).look(at_once=True)
+    warmed = catalog.find("square")[1].model
+    assert await warmed.warm(N=2, L=(3, 5)) == 0
+    assert await warmed.warm(N=2, L=4) == 1
+
+
+def test_the_model_toml_of_the_page_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    [text] = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    path = tmp_path / "model.toml"
+    path.write_text(text)
+    batch = Batching(sizes=(1, 4, 16), max_delay_us=1000)
+    shown = Settings(dtype="bfloat16", tune="cached", batch=batch, dims={"L": (128, 512)})
+    assert read_settings(path, Settings()) == shown
+    text, replaced = re.subn(r"^sizes = .*# or: (.*)$", r"\1", text, flags=re.MULTILINE)
+    assert replaced == 1
+    path.write_text(text)
+    assert read_settings(path, Settings()).batch == Batching(max=16, max_delay_us=1000)
 
 
 @pytest.mark.parametrize(
