@@ -7,6 +7,8 @@ is a small convolution of buffers that each member has. The ways take turns in e
 callers for each member:
 
 - "attached": each caller awaits `gpu.ask` of one member's handle.
+- "submit": the same with `gpu.submit`.
+- "asyncio alone": each caller awaits a future whose result a callback of the loop sets. Nobody is asked.
 - "call": each caller awaits `pool.call`, whose function awaits `gpu.ask`.
 
 Rows have the medians of the rounds. A round is short, so that the ways find the machine alike.
@@ -24,6 +26,8 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import os
+import platform
 import select
 import socket
 import statistics
@@ -49,6 +53,7 @@ from cudnn_actor.pool.requests import PoolRequests
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
+from .attached import asking_nobody
 from .recording import Row, attempted, keep, table_of
 
 __all__ = ["main"]
@@ -141,11 +146,20 @@ async def ways(count: int) -> AsyncIterator[dict[str, list[Ask]]]:
             return pool.call(lambda gpu, own: gpu.ask(by_x[own(x)]), kind="measured")
 
         handles = [member.gpu for member in members]
-        yield {"attached": list(map(_asking, handles, messages)), "call": [call]}
+        yield {
+            "attached": list(map(_asking, handles, messages)),
+            "submit": list(map(_submitting, handles, messages)),
+            "asyncio alone": [asking_nobody()],
+            "call": [call],
+        }
 
 
 def _asking(gpu: CudnnRef, message: ConvFwd) -> Ask:
     return lambda: gpu.ask(message)
+
+
+def _submitting(gpu: CudnnRef, message: ConvFwd) -> Ask:
+    return lambda: gpu.submit(message)
 
 
 async def load(asks: list[Ask], callers: int, count: int) -> None:
@@ -265,6 +279,8 @@ def main() -> None:
         args.out,
         "pool_requests",
         asked=known,
+        python=platform.python_version(),
+        cores=os.cpu_count(),
     )
 
 
