@@ -27,6 +27,7 @@ _FORKING = (
     "benchmarks.attached",
     "benchmarks.gpu.__main__",
     "benchmarks.gpu.cold",
+    "benchmarks.killed_clients",
     "benchmarks.models",
     "benchmarks.serving",
 )

@@ -156,6 +156,12 @@ def test_a_call_by_a_pool_is_measured_beside_one_by_a_members_handle(tmp_path: P
     assert all(min(row["loop_us"], row["ratio"], row["instructions"]) > 0 for row in found)
 
 
+def test_what_a_killed_client_had_is_freed_and_how_soon_is_measured(tmp_path: Path) -> None:
+    found = found_by("killed_clients", "--kills 1", tmp_path)
+    assert [row["isolation"] for row in found] == ["process", "thread"]
+    assert all(row["longest_ms"] > 0 and row["live_bytes"] > 64 << 20 for row in found)
+
+
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     measured("building", "--dry-run", tmp_path)
     (written,) = tmp_path.glob("building-*.json")
