@@ -30,6 +30,7 @@ _FORKING = (
     "benchmarks.killed_clients",
     "benchmarks.models",
     "benchmarks.serving",
+    "benchmarks.shared_service",
 )
 """Modules that start processes of Python, from which they read text. One that is not imported starts none."""
 

@@ -162,6 +162,18 @@ def test_what_a_killed_client_had_is_freed_and_how_soon_is_measured(tmp_path: Pa
     assert all(row["longest_ms"] > 0 and row["live_bytes"] > 64 << 20 for row in found)
 
 
+def test_processes_that_share_a_service_are_loaded_while_its_worker_and_a_client_are_killed(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("uvicorn", reason="it is in the group `test`")
+    weights, *rows = found_by("shared_service", "--kills 1 --seconds 0.1 --standby 0 --callers 2", tmp_path)
+    assert weights["weight_bytes"] <= weights["one_client"] <= weights["all_clients"]
+    assert weights["all_clients"] < 2 * weights["weight_bytes"]
+    assert [(row["what"], row["kills"]) for row in rows] == [("worker killed", 1), ("client killed", 1)]
+    assert all(row["answered"] > 0 and row["failed"] == row["wrong"] == 0 for row in rows)
+
+
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     measured("building", "--dry-run", tmp_path)
     (written,) = tmp_path.glob("building-*.json")
