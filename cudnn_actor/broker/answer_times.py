@@ -38,19 +38,19 @@ Stamps = tuple[int, int, int, int, float]
 started (0: when it was admitted), and when the answer arrived, by `time.perf_counter_ns`; and how many
 microseconds it ran (negative: until the answer arrived)."""
 _FORMAT = "nnnnd"
-"""Of `Stamps`. A number of format "n" has eight bytes, as one of "q", but is packed in less than half the time."""
+"""Of `Stamps`. A number of format "n" has eight bytes, as one of "q" has, but is packed in half the time."""
 _PACKED = np.dtype(
     [("number", "i8"), ("admitted", "i8"), ("started", "i8"), ("here", "i8"), ("run_us", "f8")]
 )
 MOST_WAITING = 64 * len(_FORMAT)
 """Numbers in a list that is full."""
 _FULL_BYTES = 64 * _PACKED.itemsize
-_pack_full = struct.Struct(_FORMAT * 64).pack_into
 ANSWERS_ADDED = 64 * 64
 """Packed answers that are added to the histograms together."""
 _MOST_BYTES = ANSWERS_ADDED * _PACKED.itemsize
 _AT_ONCE = 4096
-"""Answers that are added at once: arrays of more of them would be new pages of memory."""
+"""Answers that are added at once. NumPy's calls cost as much as their work does. The arrays of more answers
+would be new pages of memory each time."""
 _HISTOGRAMS = np.array([[0], [BUCKETS], [2 * BUCKETS]], np.intc)
 """The first bucket of each of the three histograms."""
 _LAST_NS = (1 << 63) - 1
@@ -119,13 +119,12 @@ def together(one: Times, other: Times) -> Times:
 
 def _pack(memory: bytearray, start: int, stamps: Sequence[Any]) -> None:
     """Write stamps to memory from a byte on."""
-    is_full = len(stamps) == MOST_WAITING
-    pack = _pack_full if is_full else struct.Struct(_FORMAT * (len(stamps) // len(_FORMAT))).pack_into
+    form = _FORMAT * (len(stamps) // len(_FORMAT))
     try:
-        pack(memory, start, *stamps)
+        struct.pack_into(form, memory, start, *stamps)
     except struct.error:  # a worker has written nonsense, which no clock tells
         clipped = (each if isinstance(each, float) else min(max(each, 0), _LAST_NS) for each in stamps)
-        pack(memory, start, *clipped)
+        struct.pack_into(form, memory, start, *clipped)
 
 
 def _with_answers(times: Mapping[int, Times], packed: bytearray) -> dict[int, Times]:
@@ -164,10 +163,6 @@ def _times_of(stamps: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The times in the queue, in the run, and together, in ns."""
     admitted, here, run_us = stamps["admitted"], stamps["here"], stamps["run_us"]
     started = np.where(stamps["started"] == 0, admitted, stamps["started"])
-    each = np.zeros((3, len(stamps)))
-    np.subtract(started, admitted, out=each[0])
     # A worker that writes nonsense may send a number that is no time.
-    np.multiply(run_us, 1e3, out=each[1], where=run_us < NO_TIME_US)
-    np.subtract(here, started, out=each[1], where=run_us < 0)
-    np.subtract(here, admitted, out=each[2])
-    return each
+    run = np.where(run_us < 0, here - started, np.where(run_us < NO_TIME_US, run_us, 0.0) * 1e3)
+    return np.stack([started - admitted, run, here - admitted])

@@ -308,26 +308,33 @@ class RequestCounters(Counters):
     ) -> None:
         """Count an answer. `run_us`: how long the run took, if the clock here does not tell."""
         message = envelope.message
-        kind = type(message)
-        number = self._plain.get(kind)
-        if error is not None or (number is None and (kind is not RunModel or self._observer is not None)):
-            self._count_one(envelope, value, error, now_ns, run_us)
-            return
-        # Nearly all answers. This runs for each request, amid much else, so it calls next to nothing.
-        tally, moved = NO_TALLY, NONE_MOVED
-        if number is None:
-            tally = self._of_model.get(message.model.number, self._other_model)
-            number, (uploaded, downloaded) = tally.number, tally.bytes
-            given, returned = _moved_by_run(message, value)
-            moved = uploaded + given, downloaded + returned
-        waiting = self._times.kept[2]
-        if len(waiting) >= MOST_WAITING:
-            waiting = self._times.pack()
-        stamps = number, envelope.admitted_ns, envelope.started_ns, now_ns, run_us
-        # One step.
-        self.finished += 1
-        tally.bytes = moved
-        waiting += stamps
+        kind, plain = type(message), self._plain
+        # This runs for each request, amid much else, so it calls next to nothing, and lines come twice.
+        if error is None:
+            if kind in plain:  # nearly all answers
+                waiting = self._times.kept[2]
+                if len(waiting) >= MOST_WAITING:
+                    waiting = self._times.pack()
+                stamps = plain[kind], envelope.admitted_ns, envelope.started_ns, now_ns, run_us
+                # One step.
+                self.finished += 1
+                waiting += stamps
+                return
+            if kind is RunModel and self._observer is None:
+                tally = self._of_model.get(message.model.number, self._other_model)
+                uploaded, downloaded = tally.bytes
+                given, returned = _moved_by_run(message, value)
+                moved = uploaded + given, downloaded + returned
+                waiting = self._times.kept[2]
+                if len(waiting) >= MOST_WAITING:
+                    waiting = self._times.pack()
+                stamps = tally.number, envelope.admitted_ns, envelope.started_ns, now_ns, run_us
+                # One step.
+                self.finished += 1
+                tally.bytes = moved
+                waiting += stamps
+                return
+        self._count_one(envelope, value, error, now_ns, run_us)
 
     def _count_one(
         self, envelope: Envelope, value: Any, error: BaseException | None, now_ns: int, run_us: float

@@ -75,6 +75,20 @@ def test_times_that_are_none_harm_nothing(run_us: float) -> None:
     assert counts.run.sum == pytest.approx(5e-6)
 
 
+@pytest.mark.parametrize("run_us", [-1.0, 9e14])
+@pytest.mark.parametrize("started_ns", [-(2**63), -1, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_worker_may_say_that_a_run_began_at_any_time(started_ns: int, run_us: float) -> None:
+    """Also in a list of answers that is full, and in all that are added together."""
+    counters = RequestCounters()
+    for number in range(ANSWERS_ADDED + 1):
+        envelope = answered(Ping())
+        if number in {0, ANSWERS_ADDED}:
+            envelope.started_ns = started_ns
+        count(counters, envelope, run_us=run_us)
+    (counts,) = counters.snapshots()
+    assert counts.queue.count == counts.run.count == counts.total.count == ANSWERS_ADDED + 1
+
+
 def test_many_models_keep_few_counts_and_none_is_lost() -> None:
     counters, most = RequestCounters(), MOST_MODELS
     for number in range(3 * most):
