@@ -4,6 +4,7 @@
 
 On the CPU engine, whose trivial convolution (1×1×1×1) costs nearly nothing, 64 in flight. In each round, with
 and without counting in turn, on the same service: without it, an answer is counted in `finished` alone.
+In process isolation, that calls a function that does nothing for each answer, which counting does not do.
 Rounds are short and many, so that what else runs on the machine takes part in both alike. Rows have
 microseconds of processor time that a request takes of the caller's process, the means of the rounds; their
 ratio, with its standard error; and what reading the metrics takes.
