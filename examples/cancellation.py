@@ -1,6 +1,6 @@
 """Requests that are cancelled or late: what has not started never runs, and no buffer is left.
 
-python examples/cancellation.py
+    python examples/cancellation.py
 """
 
 from __future__ import annotations
