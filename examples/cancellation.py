@@ -1,6 +1,8 @@
 """Requests that are cancelled or late: what has not started never runs, and no buffer is left.
 
     python examples/cancellation.py
+
+It runs on a GPU if there is one, else on the CPU.
 """
 
 from __future__ import annotations
