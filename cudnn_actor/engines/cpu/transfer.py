@@ -34,8 +34,6 @@ _MOST_THREADS = 4
 memory."""
 _PART_BYTES = 2 << 20
 """The least that each thread copies. To start a thread takes as long as to copy a quarter of this."""
-_LARGE_BYTES = 2 * _PART_BYTES
-"""The least bytes of an array that several threads may copy."""
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
@@ -63,9 +61,8 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
     if array.dtype == dst.dtype:
-        large = array.nbytes >= _LARGE_BYTES and _are_flat(dst, array)
-        threads = _threads_for(array.nbytes) if large else 1
-        if threads > 1:
+        threads = _threads_for(array.nbytes)
+        if threads > 1 and _are_flat(dst, array):
             copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
         else:
             dst[...] = array
@@ -93,7 +90,7 @@ def copy_parts(
 
     Returns whether this thread has copied all. If not, another may have failed in `note`.
     """
-    threads = _threads_for(src.nbytes) if src.nbytes >= _LARGE_BYTES else 1
+    threads = _threads_for(src.nbytes)
     if threads == 1:  # at once: a device waits for the first part
         for number, begin, end in parts:
             dst[begin:end] = src[begin:end]  # in fewer steps than `copyto`
@@ -110,7 +107,9 @@ def copy_parts(
 
 
 def _threads_for(nbytes: int) -> int:
-    """How many threads copy a large array. It asks the kernel, which takes longer than a small copy."""
+    """How many threads copy an array of this size."""
+    if nbytes < 2 * _PART_BYTES:  # first: to ask the kernel takes longer than to copy a small array
+        return 1
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, nbytes // _PART_BYTES))
 
 
