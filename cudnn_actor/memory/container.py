@@ -81,11 +81,12 @@ def available(*, swapping: bool = False) -> int | None:
         lines = os.pread(descriptor, 4096, 0).decode().splitlines()
     finally:
         os.close(descriptor)
-    left = _kilobytes(lines, "MemAvailable:")
-    return left if left is None or not swapping else left + (_kilobytes(lines, "SwapFree:") or 0)
+    left = _bytes_of(lines, "MemAvailable:")
+    return left if left is None or not swapping else left + (_bytes_of(lines, "SwapFree:") or 0)
 
 
-def _kilobytes(lines: list[str], name: str) -> int | None:
+def _bytes_of(lines: list[str], name: str) -> int | None:
+    """The value of a line of /proc/meminfo, which has it in KiB; None if there is no such line."""
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
 
 
