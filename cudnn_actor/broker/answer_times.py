@@ -46,11 +46,9 @@ MOST_WAITING = 64 * len(_FORMAT)
 """Numbers in a list that is full."""
 _FULL_BYTES = 64 * _PACKED.itemsize
 ANSWERS_ADDED = 64 * 64
-"""Packed answers that are added to the histograms together."""
+"""Packed answers that are added to the histograms together. NumPy's calls cost as much as their work does.
+The arrays of more answers would be new pages of memory each time."""
 _MOST_BYTES = ANSWERS_ADDED * _PACKED.itemsize
-_AT_ONCE = 4096
-"""Answers that are added at once. NumPy's calls cost as much as their work does. The arrays of more answers
-would be new pages of memory each time."""
 _HISTOGRAMS = np.array([[0], [BUCKETS], [2 * BUCKETS]], np.intc)
 """The first bucket of each of the three histograms."""
 _LAST_NS = (1 << 63) - 1
@@ -129,13 +127,8 @@ def _pack(memory: bytearray, start: int, stamps: Sequence[Any]) -> None:
 
 def _with_answers(times: Mapping[int, Times], packed: bytearray) -> dict[int, Times]:
     """New times: the given ones, and those of packed answers."""
-    found, stamps = dict(times), np.frombuffer(packed, _PACKED)
-    for start in range(0, len(stamps), _AT_ONCE):
-        _add(found, stamps[start : start + _AT_ONCE])
-    return found
-
-
-def _add(found: dict[int, Times], stamps: npt.NDArray[Any]) -> None:
+    found = dict(times)
+    stamps: npt.NDArray[Any] = np.frombuffer(packed, _PACKED)
     changes = _changes(stamps)
     if len(changes):
         stamps = stamps[np.argsort(stamps["number"], kind="stable")]
@@ -151,6 +144,7 @@ def _add(found: dict[int, Times], stamps: npt.NDArray[Any]) -> None:
         last = stamps[stop - 1]
         more, number = Times((queue, run, total), counts, int(last["here"])), int(last["number"])
         found[number] = together(found[number], more) if number in found else more
+    return found
 
 
 def _changes(stamps: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
