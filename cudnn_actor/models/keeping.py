@@ -382,17 +382,13 @@ class Keeping:
     def _evict(self) -> tuple[list[Kept], list[BufferRef]]:
         """Forget the idle graphs that are over the bounds, or all idle graphs once the model is closed.
         Returns these graphs, and the buffers that no graph needs any more."""
-        if len(self.kept) <= 1 and not self.closed:
-            return [], []
         nbytes = sum(map(_NBYTES, self.kept.values()))
-        if not self.closed and len(self.kept) <= MOST_KEPT and nbytes <= self._graphs.limit:
+        if self._may_keep_all(nbytes):  # nearly always
             return [], []
         evicted: list[Kept] = []
         unused: list[BufferRef] = []
         for key in [key for key, kept in self.kept.items() if not kept.runs]:
-            if not self.closed and (
-                len(self.kept) == 1 or (len(self.kept) <= MOST_KEPT and nbytes <= self._graphs.limit)
-            ):
+            if self._may_keep_all(nbytes):
                 break
             kept = self.kept.pop(key)
             nbytes -= kept.nbytes
@@ -405,6 +401,11 @@ class Keeping:
                     self.origins.pop(name, None)
                     unused.append(self.weights.pop(name)[0])
         return evicted, unused
+
+    def _may_keep_all(self, nbytes: int) -> bool:
+        """Whether the kept graphs are within the bounds. One graph is, whatever it takes."""
+        count = len(self.kept)
+        return not self.closed and (count <= 1 or (count <= MOST_KEPT and nbytes <= self._graphs.limit))
 
     def _give_back(self, evicted: list[Kept], refs: list[BufferRef]) -> None:
         """Free buffers, and drop graphs from the service's caches. Once the model is closed, drop their
