@@ -119,7 +119,8 @@ async def test_a_pool_does_not_wait_for_a_cluster_that_does_not_answer(
             await RayPool(num_replicas=REPLICAS, num_gpus=0)
 
 
-async def test_a_cancelled_start_leaves_nothing(control: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def cancelled_start(control: Cluster, monkeypatch: pytest.MonkeyPatch) -> RayPool:
+    """A pool whose start is cancelled while Ray places its replicas. Ray answers after that."""
     monkeypatch.setattr(ray_pool, "_END_S", float(PATIENCE_S))  # nothing else ends the wait
     control.answers.clear()
 
@@ -132,8 +133,12 @@ async def test_a_cancelled_start_leaves_nothing(control: Cluster, monkeypatch: p
     starting.cancel()
     await asyncio.sleep(0)
     control.answers.set()
+    return await starting
+
+
+async def test_a_cancelled_start_leaves_nothing(control: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(asyncio.CancelledError):
-        await starting
+        await cancelled_start(control, monkeypatch)
     assert control.removed == ["placed", "actor", "actor", "group"]
 
 
@@ -151,18 +156,6 @@ async def test_a_start_that_was_given_up_leaves_nothing_once_the_cluster_answers
 async def test_a_cancelled_start_that_fails_is_cancelled(
     control: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_pool, "_END_S", float(PATIENCE_S))  # nothing else ends the wait
-    control.answers.clear()
     control.error = ConnectionError("no control service")
-
-    async def start() -> RayPool:
-        return await RayPool(num_replicas=REPLICAS, num_gpus=0)
-
-    starting = asyncio.ensure_future(start())
-    while not _blocked():  # noqa: ASYNC110 - in a next turn
-        await asyncio.sleep(0)
-    starting.cancel()
-    await asyncio.sleep(0)
-    control.answers.set()
     with pytest.raises(asyncio.CancelledError):
-        await starting
+        await cancelled_start(control, monkeypatch)
