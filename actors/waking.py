@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter, length_hint
 from typing import Any
 
@@ -71,7 +71,7 @@ class Waking:
 
         If this raises, those whose results are set are called all the same, and the other futures still have
         those who wait for them. Raises `InvalidStateError` if a signal handler has cancelled one meanwhile,
-        as asyncio's own does: then call this again. The loop calls those who wait for a single future, as it
+        as asyncio's own does: see `set_all_results`. The loop calls those who wait for a single future, as it
         does with `set_result`. In asyncio's debug mode, it calls all of them, and reports the slow ones.
         """
         if any(map(_done, futures)):
@@ -99,6 +99,16 @@ class Waking:
             self._put_back(waiting, owners)
             raise
         self._woken.append(woken)
+
+    def set_all_results(self, futures: list[asyncio.Future[Any]], values: Sequence[Any]) -> None:
+        """As `set_results`. A future that a signal handler cancels meanwhile gets no result, and the others
+        get theirs."""
+        while True:
+            try:
+                self.set_results(futures, values)
+            except asyncio.InvalidStateError:  # one is done now, and is left out the next time
+                continue
+            return
 
     def _put_back(self, waiting: list[_Waiting], owners: list[asyncio.Future[Any]]) -> None:
         """Let the futures that have no result have their callbacks again, but for cancelled ones."""

@@ -572,12 +572,7 @@ class BatchedModel:
     ) -> None:
         """Give answers to futures. Their tasks run in a next callback of the loop."""
         try:
-            while True:
-                try:
-                    self._callers.set_results(futures, parts)
-                    break
-                except asyncio.InvalidStateError:  # a signal handler has cancelled one: the others get theirs
-                    continue
+            self._callers.set_all_results(futures, parts)
         finally:
             self._callers.wake_soon()
 

@@ -106,12 +106,7 @@ class Delivery:
         """Give receipts to requests of `ask_again`. If this fails, those without one are in `_sent` still."""
         if len(set(numbers)) != len(numbers):
             raise BadFrame("two answers to one request")
-        while True:
-            try:
-                self._waking.set_results(futures, receipts)
-                break
-            except asyncio.InvalidStateError:  # one was cancelled meanwhile: the others get theirs
-                continue
+        self._waking.set_all_results(futures, receipts)
         run_through(map(self._sent.pop, numbers, itertools.repeat(None)))
 
     def _take_enveloped(self, sent: Any, answer: Any, bridges: set[LoopBridge]) -> None:
