@@ -289,6 +289,22 @@ async def test_whoever_is_cancelled_at_any_place_is_woken_once_and_so_are_the_ot
     assert at > 5
 
 
+async def test_all_get_their_results_but_whoever_is_cancelled_at_any_place() -> None:
+    loop = asyncio.get_running_loop()
+    waking = waking_with()
+    for at in itertools.count(1):
+        futures = [loop.create_future() for _ in range(4)]
+        handler = Handler(at, futures[2].cancel)
+        with handler.armed():
+            waking.set_all_results(futures, range(4))
+        await woken_by(waking)
+        assert futures[2].cancelled() or futures[2].result() == 2
+        assert [futures[number].result() for number in (0, 1, 3)] == [0, 1, 3]
+        if not handler.has_run:
+            break
+    assert at > 5
+
+
 class Interrupt(BaseException):
     """Of a signal handler."""
 
